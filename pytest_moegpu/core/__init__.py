@@ -1,0 +1,1 @@
+"""Pure logic: no clock, environment, files, sockets, processes or pytest."""

@@ -1,0 +1,239 @@
+"""What was recorded, before anyone judges it. Frozen records; times are seconds on one monotonic clock of the run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from pytest_moegpu.core.model import Gpu, Stack
+
+__all__ = [
+    "DeviceProcess",
+    "Evidence",
+    "LogFacts",
+    "Part",
+    "Phase",
+    "Preflight",
+    "RequestKind",
+    "RequestRecord",
+    "Sample",
+    "StartEvidence",
+    "StartFailure",
+    "StreamEvent",
+]
+
+
+class Phase(StrEnum):
+    """Where in a start something happened. A failure names one of these."""
+
+    PREFLIGHT = "preflight"
+    LAUNCH = "launch"
+    LOAD = "load"
+    READY = "ready"
+    OUTPUT = "output"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    CONTEXT = "context"
+    STOP = "stop"
+    COMPARE = "compare"
+
+
+class Part(StrEnum):
+    """A part of the workload that checks need; loading and stopping are always measured."""
+
+    OUTPUT = "output"
+    THROUGHPUT = "throughput"
+    CONTEXT = "context"
+
+
+class RequestKind(StrEnum):
+    """Why a request was sent."""
+
+    READY = "ready"
+    WARMUP = "warmup"
+    ANSWER = "answer"
+    THROUGHPUT = "throughput"
+    CONTEXT = "context"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One reading of one device. `used_bytes` is NVML v2 `used` (without `reserved_bytes`) or the process tree's memory."""
+
+    time: float
+    phase: str
+    device: int
+    used_bytes: int | None = None
+    reserved_bytes: int | None = None
+    free_bytes: int | None = None
+    sm_clock_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    event_reasons: int | None = None
+    utilisation: float | None = None
+    power_watts: float | None = None
+    temperature_c: float | None = None
+    pcie_generation: int | None = None
+    pcie_width: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceProcess:
+    """A process that holds memory on a device; `used_bytes` is None where the driver does not say."""
+
+    pid: int
+    device: int
+    name: str = ""
+    used_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamEvent:
+    """One server-sent event with the arrival time of the read that completed it."""
+
+    time: float
+    data: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestRecord:
+    """One request and its measured stream. Token times are those of content or reasoning, never of empty role deltas."""
+
+    kind: RequestKind
+    name: str
+    sent: float
+    first_event: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+    finished: float | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+    token_source: str = "none"
+    gaps: tuple[float, ...] = ()
+    text: str = ""
+    reasoning: str = ""
+    finish_reason: str | None = None
+    status: int | None = None
+    error: str | None = None
+    wanted_output_tokens: int | None = None
+    expect: tuple[str, ...] = ()
+    prompt: str = ""
+    fill: float | None = None
+    depth: float | None = None
+    client_lag: float | None = None
+    engine_timings: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogFacts:
+    """What a server's own log says. Byte maps are keyed by the engine's device name, e.g. `CUDA0` or `CPU`."""
+
+    offloaded_layers: int | None = None
+    total_layers: int | None = None
+    model_bytes: dict[str, int] = field(default_factory=dict)
+    kv_bytes: dict[str, int] = field(default_factory=dict)
+    compute_bytes: dict[str, int] = field(default_factory=dict)
+    context: int | None = None
+    slots: int | None = None
+    devices: tuple[str, ...] = ()
+    oom_lines: tuple[str, ...] = ()
+    fatal_lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartFailure:
+    """Why a start broke: the first cause, with what a person needs to look further."""
+
+    phase: Phase
+    cause: str
+    exit_code: int | None = None
+    state: str = ""
+    log_path: str = ""
+    log_tail: tuple[str, ...] = ()
+    out_of_memory: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartEvidence:
+    """One server start, the unit of replication.
+
+    `idle_bytes` is the device reading before the start, `after_bytes` the one after the server was gone;
+    `peaks` maps a phase to the highest reading in it (device `used`, all devices of the run added up).
+    """
+
+    number: int
+    started_at: str
+    parts: tuple[Part, ...] = ()
+    argv: tuple[str, ...] = ()
+    pid: int | None = None
+    load_seconds: float | None = None
+    idle_bytes: int | None = None
+    after_bytes: int | None = None
+    return_seconds: float | None = None
+    peaks: dict[str, int] = field(default_factory=dict)
+    samples: int = 0
+    sampler_hz: float | None = None
+    requests: tuple[RequestRecord, ...] = ()
+    log: LogFacts = LogFacts()
+    served_model: str | None = None
+    served_context: int | None = None
+    processes: tuple[DeviceProcess, ...] = ()
+    foreign: tuple[DeviceProcess, ...] = ()
+    event_reasons: dict[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    left_over: tuple[int, ...] = ()
+    exit_code: int | None = None
+    log_path: str = ""
+    log_tail: tuple[str, ...] = ()
+    failure: StartFailure | None = None
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """Highest device reading of any phase, minus the idle reading; None when nothing was read."""
+        if not self.peaks or self.idle_bytes is None:
+            return None
+        return max(self.peaks.values()) - self.idle_bytes
+
+    def of_kind(self, kind: RequestKind) -> tuple[RequestRecord, ...]:
+        """Return the requests of one kind, in the order they were sent."""
+        return tuple(r for r in self.requests if r.kind is kind)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preflight:
+    """The devices as they were found before the first start of a scenario."""
+
+    idle_bytes: int | None = None
+    free_bytes: int | None = None
+    total_bytes: int | None = None
+    processes: tuple[DeviceProcess, ...] = ()
+    temperature_c: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """All that was recorded for one scenario of one run.
+
+    `identity` holds the must-match fields as text; see `core.identity`.
+    """
+
+    profile: str
+    scenario: str
+    backend: str
+    gpus: tuple[Gpu, ...]
+    stack: Stack
+    identity: dict[str, str]
+    noted: dict[str, str] = field(default_factory=dict)
+    preflight: Preflight = Preflight()
+    starts: tuple[StartEvidence, ...] = ()
+    check_version: int = 1
+
+    @property
+    def good_starts(self) -> tuple[StartEvidence, ...]:
+        """Starts that did not break."""
+        return tuple(s for s in self.starts if s.failure is None)
+
+    @property
+    def failure(self) -> StartFailure | None:
+        """The first cause of a broken state, if any start broke."""
+        return next((s.failure for s in self.starts if s.failure is not None), None)

