@@ -1,4 +1,4 @@
-"""What a backend is: a recipe for one server program. It writes command lines and reads answers; it never spawns or sends."""
+"""What a backend is: a recipe for one server program. It writes command lines and reads answers, no more."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ChatRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """Token counts and timings as the engine reports them; `timings` maps the engine's own names to seconds or counts."""
+    """Token counts and timings as the engine reports them; `timings` keeps the engine's own names and units."""
 
     prompt_tokens: int | None = None
     cached_tokens: int | None = None

@@ -58,7 +58,7 @@ class RequestKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One reading of one device. `used_bytes` is NVML v2 `used` (without `reserved_bytes`) or the process tree's memory."""
+    """One reading of one device. `used_bytes` is NVML v2 `used`, without `reserved_bytes`, or the process tree's."""
 
     time: float
     phase: str
@@ -96,7 +96,7 @@ class StreamEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class RequestRecord:
-    """One request and its measured stream. Token times are those of content or reasoning, never of empty role deltas."""
+    """One request and its measured stream. Token times are of content or reasoning, never of empty role deltas."""
 
     kind: RequestKind
     name: str
@@ -193,6 +193,12 @@ class StartEvidence:
         if not self.peaks or self.idle_bytes is None:
             return None
         return max(self.peaks.values()) - self.idle_bytes
+
+    @property
+    def comparable_peak_bytes(self) -> int | None:
+        """Like `peak_bytes`, of the phases that every start goes through: long contexts are tried in the first only."""
+        own = [peak for phase, peak in self.peaks.items() if phase not in (Phase.CONTEXT, Phase.STOP)]
+        return max(own) - self.idle_bytes if own and self.idle_bytes is not None else None
 
     def of_kind(self, kind: RequestKind) -> tuple[RequestRecord, ...]:
         """Return the requests of one kind, in the order they were sent."""

@@ -160,7 +160,7 @@ class Settings:
 class Workload:
     """What is sent to the server in one start.
 
-    `context_fills` are shares of the context a prompt takes; `context_depths` where in it the fact stands (0 start, 1 end).
+    `context_fills` are shares of the context a prompt takes, `context_depths` where in it the fact stands (0 start).
     """
 
     prompt_tokens: int = 1024

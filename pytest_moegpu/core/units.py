@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 from pytest_moegpu.errors import UserError
 
@@ -44,7 +45,7 @@ def parse_bytes(text: str) -> int:
     match = _QUANTITY.fullmatch(text)
     if not match or match[2] not in _BYTE_UNITS:
         raise UserError(f"{text!r} is not a size: write a number and a unit, one of {', '.join(_BYTE_UNITS)}")
-    return round(float(match[1]) * _BYTE_UNITS[match[2]])
+    return round(Fraction(match[1]) * _BYTE_UNITS[match[2]])
 
 
 def parse_share(text: str) -> float:
@@ -69,7 +70,7 @@ def format_bytes(count: float) -> str:
 
 def format_percent(share: float, signed: bool = True) -> str:
     """Print a share as a percentage with one decimal, with its sign by default."""
-    return f"{share * 100:{'+' if signed else ''}.1f} %"
+    return f"{share * 100:{'+' if signed else ''}z.1f} %"
 
 
 def format_seconds(seconds: float) -> str:

@@ -11,7 +11,7 @@ __all__ = ["METRICS", "Better", "FailedClass", "Metric", "MetricKind", "Outcome"
 
 
 class Outcome(StrEnum):
-    """What a check says. Only PASS and IMPROVED are green; NO_BASELINE and NOT_RUN skip."""
+    """What a check says. Only PASS and IMPROVED are green; NO_BASELINE skips."""
 
     PASS = "PASS"
     IMPROVED = "IMPROVED"
@@ -91,7 +91,7 @@ METRICS: dict[str, MetricKind] = {
             unit="B",
             better=Better.LOWER,
             tolerance=0.05,
-            definition="highest device reading of a start - idle reading before it",
+            definition="highest device reading of a start outside long contexts - idle reading before it",
         ),
         MetricKind(
             name="load",

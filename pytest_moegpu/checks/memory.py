@@ -1,0 +1,144 @@
+"""Does it fit, and is the memory given back?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pytest_moegpu.checks.common import broken, grouped, is_host_device, reached, with_log
+from pytest_moegpu.core.evidence import Evidence, LogFacts, Phase, StartEvidence
+from pytest_moegpu.core.model import DeviceKind, Profile, Scenario
+from pytest_moegpu.core.units import MIB, format_bytes
+from pytest_moegpu.core.verdict import FailedClass, Outcome, Verdict
+
+__all__ = ["RETURN_SLACK_BYTES", "judge"]
+
+# The driver's own bookkeeping moves `used` by some MiB, while the smallest context left behind holds well over 100 MiB.
+RETURN_SLACK_BYTES = 64 * MIB
+
+# At the 10 readings a second asked of the sampler this is one second: with fewer, a peak can pass unseen.
+_MIN_SAMPLES = 10
+
+
+def judge(evidence: Evidence, scenario: Scenario, profile: Profile) -> tuple[Verdict, ...]:
+    """Judge the peak against the budget, and the return to the idle reading after every start, broken ones included."""
+    fault = broken(evidence, scenario, "memory")
+    peak = fault or _peak(evidence, scenario, profile)
+    stopped = tuple(s for s in evidence.starts if s.after_bytes is not None or s.left_over)
+    if fault is not None and not stopped:
+        return (peak,)
+    return peak, _return_to_idle(evidence, stopped, scenario)
+
+
+def _peak(evidence: Evidence, scenario: Scenario, profile: Profile) -> Verdict:
+    starts = reached(evidence, "memory")
+    read = [(s, s.peak_bytes) for s in starts if s.peak_bytes is not None]
+    if not read:
+        return Verdict(
+            outcome=Outcome.INCONCLUSIVE,
+            check="memory",
+            scenario=scenario.name,
+            subject="peak memory",
+            phase=Phase.DECODE,
+            reason="the device's memory was not read in any start",
+        )
+    start, highest = max(read, key=lambda pair: pair[1])
+    budget, source = _budget(evidence, start, scenario)
+    doubts = _doubts(starts, budget)
+    over = budget is not None and highest > budget
+    if over and budget is not None:
+        outcome, reason = Outcome.FAILED, f"{format_bytes(highest - budget)} over {source}"
+    elif doubts:
+        outcome, reason = Outcome.INCONCLUSIVE, "; ".join(doubts)
+    else:
+        outcome, reason = Outcome.PASS, f"within {source}"
+    phase = max(start.peaks, key=lambda name: start.peaks[name])
+    verdict = Verdict(
+        outcome=outcome,
+        check="memory",
+        scenario=scenario.name,
+        subject="peak memory",
+        phase=Phase(phase) if phase in tuple(Phase) else Phase.DECODE,
+        reason=reason,
+        failed_class=FailedClass.MEMORY if over else None,
+        metric="peak_memory",
+        value=float(highest),
+        values=tuple(float(peak) for _, peak in read),
+        limit=None if budget is None else float(budget),
+        lines=(("peak", f"start {start.number}, phase {phase}"), *_parts(start.log, profile.gpu.kind)),
+        findings=doubts if over else (),
+    )
+    return with_log(verdict, start)
+
+
+def _budget(evidence: Evidence, start: StartEvidence, scenario: Scenario) -> tuple[int | None, str]:
+    """Return what the peak above idle may be, and how that came about."""
+    if scenario.limits.memory_budget_bytes is not None:
+        return scenario.limits.memory_budget_bytes, "the budget of the scenario"
+    total = evidence.preflight.total_bytes or sum(g.memory_bytes for g in evidence.gpus)
+    if not total:
+        return None, "no budget"
+    reserve, idle = scenario.limits.memory_reserve_bytes, start.idle_bytes or 0
+    source = f"the device's {format_bytes(total)} less {format_bytes(reserve)} reserve and {format_bytes(idle)} idle"
+    return total - reserve - idle, source
+
+
+def _doubts(starts: tuple[StartEvidence, ...], budget: int | None) -> tuple[str, ...]:
+    said = []
+    for start in starts:
+        if start.peak_bytes is None:
+            said.append((start.number, "memory was not read"))
+        elif start.samples < _MIN_SAMPLES:
+            said.append((start.number, f"only {start.samples} memory readings, at least {_MIN_SAMPLES} needed"))
+    unknown = () if budget is not None else ("no budget set and the size of the device is not known",)
+    return (*grouped(said), *unknown)
+
+
+def _parts(log: LogFacts, kind: DeviceKind) -> tuple[tuple[str, str], ...]:
+    """Return the line that says what the engine's log puts on the device."""
+
+    def there(sizes: Mapping[str, int]) -> int:
+        return sum(size for name, size in sizes.items() if kind is DeviceKind.CPU or not is_host_device(name))
+
+    parts = (("weights", log.model_bytes), ("KV", log.kv_bytes), ("compute", log.compute_bytes))
+    told = [f"{label} {format_bytes(there(sizes))}" for label, sizes in parts if sizes]
+    return (("parts", ", ".join(told)),) if told else ()
+
+
+def _return_to_idle(evidence: Evidence, stopped: tuple[StartEvidence, ...], scenario: Scenario) -> Verdict:
+    leaks = [(s, text) for s in stopped if (text := _leak(s))]
+    unread = [s.number for s in evidence.starts if not s.left_over and (s.after_bytes is None or s.idle_bytes is None)]
+    if leaks:
+        outcome, reason = Outcome.FAILED, "; ".join(grouped((s.number, text) for s, text in leaks))
+    elif unread:
+        outcome = Outcome.INCONCLUSIVE
+        reason = "; ".join(grouped((n, "memory after the stop or before the start was not read") for n in unread))
+    else:
+        outcome, reason = Outcome.PASS, f"within {format_bytes(RETURN_SLACK_BYTES)} of idle, no process left"
+    verdict = Verdict(
+        outcome=outcome,
+        check="memory",
+        scenario=scenario.name,
+        subject="return to idle",
+        phase=Phase.STOP,
+        reason=reason,
+        failed_class=FailedClass.STABILITY if leaks else None,
+        lines=_after_lines(stopped),
+        more={"value": "returned" if outcome is Outcome.PASS else "not returned" if leaks else "not known"},
+    )
+    return with_log(verdict, leaks[0][0]) if leaks else verdict
+
+
+def _leak(start: StartEvidence) -> str:
+    faults = []
+    if start.left_over:
+        faults.append(f"processes left over: pid {', '.join(map(str, start.left_over))}")
+    if start.after_bytes is not None and start.idle_bytes is not None:
+        kept = start.after_bytes - start.idle_bytes
+        if kept > RETURN_SLACK_BYTES:
+            faults.append(f"{format_bytes(kept)} not given back")
+    return ", ".join(faults)
+
+
+def _after_lines(stopped: tuple[StartEvidence, ...]) -> tuple[tuple[str, str], ...]:
+    seconds = [s.return_seconds for s in stopped if s.return_seconds is not None]
+    return (("after", f"memory back after at most {max(seconds):.1f} s"),) if seconds else ()

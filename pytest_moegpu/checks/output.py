@@ -1,0 +1,165 @@
+"""Is the text right: known answers, and no sign of a broken kernel in anything the model wrote?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pytest_moegpu.checks.common import broken, quote, reached, with_log
+from pytest_moegpu.core.evidence import Evidence, Phase, RequestKind, RequestRecord, StartEvidence
+from pytest_moegpu.core.model import Profile, Scenario
+from pytest_moegpu.core.text import Finding, TextVerdict, examine
+from pytest_moegpu.core.text import verdict as text_verdict
+from pytest_moegpu.core.verdict import FailedClass, Outcome, Verdict
+
+__all__ = ["contains", "judge", "judge_asked"]
+
+# One or two questions can come out right by luck with a damaged model.
+_MIN_QUESTIONS = 3
+
+_TEXT_KINDS = (RequestKind.ANSWER, RequestKind.THROUGHPUT, RequestKind.CONTEXT)
+_PHASES = {RequestKind.THROUGHPUT: Phase.DECODE, RequestKind.CONTEXT: Phase.CONTEXT}
+
+_Asked = tuple[StartEvidence, RequestRecord]
+
+
+def judge(evidence: Evidence, scenario: Scenario, _profile: Profile) -> tuple[Verdict, ...]:
+    """Judge the known answers of every start, and the form of every text of every start."""
+    fault = broken(evidence, scenario, "output")
+    if fault is not None:
+        return (fault,)
+    starts = reached(evidence, "output")
+    return _known_answers(starts, scenario, _MIN_QUESTIONS), _text_form(starts, scenario)
+
+
+def judge_asked(evidence: Evidence, scenario: Scenario, _profile: Profile) -> tuple[Verdict, ...]:
+    """Judge questions that somebody chose: as `judge`, however few they are."""
+    fault = broken(evidence, scenario, "output")
+    if fault is not None:
+        return (fault,)
+    starts = reached(evidence, "output")
+    return _known_answers(starts, scenario, 1), _text_form(starts, scenario)
+
+
+def contains(text: str, expect: tuple[str, ...]) -> bool:
+    """Tell whether a text holds one of the expected answers, whatever the case of its letters."""
+    lowered = text.casefold()
+    return any(word.casefold() in lowered for word in expect)
+
+
+def _known_answers(starts: tuple[StartEvidence, ...], scenario: Scenario, least: int) -> Verdict:
+    asked = [(s, r) for s in starts for r in s.of_kind(RequestKind.ANSWER) if r.expect]
+    errors = [(s, r) for s, r in asked if r.error is not None]
+    missed = [(s, r) for s, r in asked if r.error is None and not contains(r.text, r.expect)]
+    cut = [(s, r) for s, r in missed if not r.text and r.reasoning and r.finish_reason == "length"]
+    wrong = [pair for pair in missed if pair not in cut]
+    right = len(asked) - len(errors) - len(missed)
+    questions = len({r.prompt for _, r in asked})
+    counts = f"{right} of {len(asked)} right"
+    outcome, failed_class, reason, culprit = Outcome.PASS, None, counts, None
+    if wrong:
+        outcome, failed_class, reason, culprit = Outcome.FAILED, FailedClass.CORRECTNESS, counts, wrong[0]
+    elif errors:
+        outcome, failed_class, culprit = Outcome.FAILED, FailedClass.STABILITY, errors[0]
+        reason = f"{counts}, {len(errors)} requests failed"
+    elif cut:
+        outcome, reason, culprit = Outcome.INCONCLUSIVE, f"{counts}, {len(cut)} cut off while reasoning", cut[0]
+    elif questions < least:
+        outcome, reason = Outcome.INCONCLUSIVE, f"too few: {questions} questions, at least {least} needed"
+    verdict = Verdict(
+        outcome=outcome,
+        check="output",
+        scenario=scenario.name,
+        subject="known answers",
+        phase=Phase.OUTPUT,
+        reason=reason,
+        failed_class=failed_class,
+        lines=() if culprit is None else _quoted(culprit),
+        findings=(*_others(wrong, errors, culprit), *_differences(asked)),
+        more={"value": counts},
+    )
+    return verdict if culprit is None else with_log(verdict, culprit[0])
+
+
+def _quoted(pair: _Asked) -> tuple[tuple[str, str], ...]:
+    start, record = pair
+    got = ("error", quote(record.error)) if record.error is not None else ("got", quote(record.text))
+    return (
+        ("start", f"{start.number}, request {record.name}"),
+        ("prompt", quote(record.prompt)),
+        ("expected", " or ".join(quote(word) for word in record.expect)),
+        got,
+    )
+
+
+def _others(wrong: list[_Asked], errors: list[_Asked], first: _Asked | None) -> Iterator[str]:
+    for start, record in (pair for pair in (*wrong, *errors) if pair is not first):
+        got = f"error {quote(record.error)}" if record.error is not None else f"got {quote(record.text)}"
+        yield f"start {start.number}: {quote(record.prompt)}: {got}"
+
+
+def _differences(asked: list[_Asked]) -> Iterator[str]:
+    """Note prompts answered differently from start to start, which equal launches at temperature 0 rarely are."""
+    texts: dict[str, dict[str, None]] = {}
+    for _, record in asked:
+        if record.error is None:
+            texts.setdefault(record.prompt, {})[record.text] = None
+    for prompt, answers in texts.items():
+        if len(answers) > 1:
+            shown = " / ".join(quote(text) for text in answers)
+            yield f"note: {len(answers)} different answers to {quote(prompt)} at temperature 0: {shown}"
+
+
+def _texts(record: RequestRecord) -> tuple[str, ...]:
+    """Return what the model wrote, reasoning and answer apart; one empty text when it wrote neither."""
+    return tuple(text for text in (record.reasoning, record.text) if text) or ("",)
+
+
+def _text_form(starts: tuple[StartEvidence, ...], scenario: Scenario) -> Verdict:
+    count = 0
+    found: dict[TextVerdict, list[tuple[StartEvidence, RequestRecord, str, Finding]]] = {}
+    for start, record in ((s, r) for s in starts for r in s.requests if r.kind in _TEXT_KINDS and r.error is None):
+        for text in _texts(record):
+            count += 1
+            findings = _findings(text, record)
+            found.setdefault(text_verdict(findings), []).extend((start, record, text, f) for f in findings)
+    bad, suspect = found.get(TextVerdict.BAD, []), found.get(TextVerdict.SUSPECT, [])
+    outcome, seen = Outcome.PASS, sorted(bad or suspect, key=lambda item: -item[3].strength)
+    if seen:
+        outcome = Outcome.FAILED if bad else Outcome.INCONCLUSIVE
+        reason = f"{'broken' if bad else 'suspect'} text: {seen[0][3].name}"
+    elif not count:
+        outcome, reason = Outcome.ERROR, "nothing was measured: no request gave a text"
+    else:
+        reason = f"no sign of broken text in {count} texts"
+    verdict = Verdict(
+        outcome=outcome,
+        check="output",
+        scenario=scenario.name,
+        subject="text form",
+        phase=_PHASES.get(seen[0][1].kind, Phase.OUTPUT) if seen else Phase.OUTPUT,
+        reason=reason,
+        failed_class=FailedClass.CORRECTNESS if bad else None,
+        lines=_seen_lines(*seen[0]) if seen else (),
+        findings=tuple(f"start {s.number}, request {r.name}: {f.name}, {f.detail}" for s, r, _, f in seen[1:]),
+        more={"value": f"{count} texts"},
+    )
+    return with_log(verdict, seen[0][0]) if seen else verdict
+
+
+def _findings(text: str, record: RequestRecord) -> tuple[Finding, ...]:
+    """Examine one text. A model kept from ending its answer may well repeat itself, so there a loop says nothing."""
+    found = examine(text, record.prompt, record.finish_reason)
+    if record.wanted_output_tokens is None:
+        return found
+    return tuple(finding for finding in found if finding.name != "periodic-tail")
+
+
+def _seen_lines(
+    start: StartEvidence, record: RequestRecord, text: str, finding: Finding
+) -> tuple[tuple[str, str], ...]:
+    return (
+        ("start", f"{start.number}, request {record.name}"),
+        ("finding", f"{finding.name} at character {finding.position}: {finding.detail}"),
+        ("prompt", quote(record.prompt)),
+        ("text", quote(text[finding.position :])),
+    )

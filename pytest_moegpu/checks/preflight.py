@@ -1,0 +1,133 @@
+"""Is this the GPU the profile is for, is it idle, and is enough of it free?"""
+
+from __future__ import annotations
+
+from pytest_moegpu.checks.common import broken, nothing
+from pytest_moegpu.core.evidence import DeviceProcess, Evidence, Phase
+from pytest_moegpu.core.model import DeviceKind, Gpu, GpuRequirement, Profile, Scenario
+from pytest_moegpu.core.units import format_bytes
+from pytest_moegpu.core.verdict import FailedClass, Outcome, Verdict
+
+__all__ = ["describe_process", "judge"]
+
+
+def judge(evidence: Evidence, scenario: Scenario, profile: Profile) -> tuple[Verdict, ...]:
+    """Judge the devices as found before the first start.
+
+    FAILED (environment) for a wrong GPU, a foreign process or too little free memory; INCONCLUSIVE without an idle
+    reading; facts the driver does not tell are findings. A server that broke later does not change the answer.
+    """
+    fault = broken(evidence, scenario, "preflight") if evidence.starts else None
+    if not evidence.gpus:
+        return (fault or nothing(scenario, "preflight", "no device was identified"),)
+    before = evidence.preflight
+    faults = (
+        *_wrong_devices(evidence.gpus, profile.gpu),
+        *(f"in use by {describe_process(p)}" for p in before.processes),
+        *_too_little_free(evidence, scenario),
+    )
+    outcome, reason = Outcome.PASS, "the device is the right one and idle"
+    if faults:
+        outcome, reason = Outcome.FAILED, "; ".join(faults)
+    elif fault is not None:
+        return (fault,)
+    elif before.idle_bytes is None:
+        outcome, reason = Outcome.INCONCLUSIVE, "memory in use before the start could not be read"
+    return (
+        Verdict(
+            outcome=outcome,
+            check="preflight",
+            scenario=scenario.name,
+            subject="GPU" if profile.gpu.kind is DeviceKind.GPU else "processor",
+            phase=Phase.PREFLIGHT,
+            reason=reason,
+            failed_class=FailedClass.ENVIRONMENT if faults else None,
+            lines=_facts(evidence),
+            findings=_findings(evidence, profile.gpu),
+            more={"value": _names(evidence.gpus)},
+        ),
+    )
+
+
+def describe_process(process: DeviceProcess) -> str:
+    """Print a process with name, pid and the memory it holds, as far as they are known."""
+    size = "size not known" if process.used_bytes is None else format_bytes(process.used_bytes)
+    return f"{process.name or 'a process'} (pid {process.pid}, {size})"
+
+
+def _names(gpus: tuple[Gpu, ...]) -> str:
+    names = ", ".join(dict.fromkeys(g.name for g in gpus))
+    return names if len(gpus) == 1 else f"{len(gpus)} x {names}"
+
+
+def _wrong_devices(gpus: tuple[Gpu, ...], wanted: GpuRequirement) -> tuple[str, ...]:
+    faults = []
+    if len(gpus) != wanted.count:
+        faults.append(f"found {len(gpus)} devices, expected {wanted.count}")
+    for gpu in gpus:
+        where = f"device {gpu.index}"
+        if gpu.kind is not wanted.kind:
+            faults.append(f"{where} is a {gpu.kind}, expected a {wanted.kind}")
+        if wanted.names and gpu.name not in wanted.names:
+            faults.append(f"{where} is {gpu.name}, expected {' or '.join(wanted.names)}")
+        if gpu.memory_bytes < wanted.memory_bytes:
+            have, need = format_bytes(gpu.memory_bytes), format_bytes(wanted.memory_bytes)
+            faults.append(f"{where} has {have} of memory, expected at least {need}")
+        if wanted.compute_capability and gpu.compute_capability not in (None, wanted.compute_capability):
+            faults.append(
+                f"{where} has compute capability {gpu.compute_capability}, expected {wanted.compute_capability}"
+            )
+    return tuple(faults)
+
+
+def _too_little_free(evidence: Evidence, scenario: Scenario) -> tuple[str, ...]:
+    free, need = evidence.preflight.free_bytes, scenario.limits.memory_reserve_bytes
+    if free is None or free >= need:
+        return ()
+    return (f"only {format_bytes(free)} free, at least {format_bytes(need)} must be",)
+
+
+def _facts(evidence: Evidence) -> tuple[tuple[str, str], ...]:
+    before, stack = evidence.preflight, evidence.stack
+    versions = [
+        f"{label} {version}"
+        for label, version in (("driver", stack.driver), ("CUDA driver", stack.cuda_driver), ("kernel", stack.kernel))
+        if version
+    ]
+    memory = [
+        f"{format_bytes(size)} {label}"
+        for label, size in (("in use", before.idle_bytes), ("free", before.free_bytes), ("total", before.total_bytes))
+        if size is not None
+    ]
+    found = [f"device {g.index} {g.name}, {format_bytes(g.memory_bytes)}" for g in evidence.gpus]
+    lines = (("found", found), ("memory", memory), ("stack", versions))
+    return tuple((label, "; ".join(parts)) for label, parts in lines if parts)
+
+
+def _findings(evidence: Evidence, wanted: GpuRequirement) -> tuple[str, ...]:
+    findings = []
+    unknown = [label for label, value in _expected_facts(evidence, wanted) if value is None]
+    if unknown:
+        findings.append(f"not known: {', '.join(unknown)}")
+    for gpu in evidence.gpus:
+        limit, default = gpu.power_limit_watts, gpu.power_default_watts
+        if limit is not None and default is not None and limit < default:
+            findings.append(f"device {gpu.index}: power limit {limit:.0f} W, default {default:.0f} W")
+        if gpu.persistence is False:
+            findings.append(
+                f"device {gpu.index}: persistence mode is off; a power limit is lost when the driver unloads"
+            )
+    return tuple(findings)
+
+
+def _expected_facts(evidence: Evidence, wanted: GpuRequirement) -> tuple[tuple[str, object], ...]:
+    facts: tuple[tuple[str, object], ...] = (("free memory", evidence.preflight.free_bytes),)
+    if wanted.kind is DeviceKind.CPU:
+        return facts
+    limits = [g.power_limit_watts for g in evidence.gpus]
+    return (
+        *facts,
+        ("driver", evidence.stack.driver),
+        ("CUDA driver", evidence.stack.cuda_driver),
+        ("power limit", None if None in limits else limits),
+    )

@@ -1,0 +1,132 @@
+"""`moegpu`: what is done with runs and baselines outside pytest. One function per verb.
+
+Exit codes: 0 good, 1 worse (`compare`) , 2 something is wrong with the input or no answer is possible, 3 wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from pytest_moegpu import __version__
+from pytest_moegpu.errors import MoegpuError, nearest
+
+__all__ = ["main"]
+
+_USAGE = 3
+
+
+class _Parser(argparse.ArgumentParser):
+    """Exits with 3 on wrong usage, and offers the nearest verb."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print one message and leave."""
+        words = message.split("'")
+        if "invalid choice" in message and len(words) > 1:
+            message = f"unknown verb {words[1]!r}{nearest(words[1], VERBS)}; known: {', '.join(VERBS)}"
+        print(f"moegpu: {message}", file=sys.stderr)
+        raise SystemExit(_USAGE)
+
+
+def _show(args: argparse.Namespace) -> int:
+    from pytest_moegpu.session import records
+
+    print(records.show(args.run, args.runs))
+    return 0
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from pytest_moegpu.session import records
+
+    text, code = records.compare_runs(args.a, args.b, args.runs)
+    print(text)
+    return code
+
+
+def _promote(args: argparse.Namespace) -> int:
+    from pytest_moegpu.session import records
+
+    for line in records.promote(args.run, args.runs, args.baselines, args.add):
+        print(line)
+    return 0
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from pytest_moegpu.session import doctor
+
+    text, code = doctor.examine(args.profile, args.catalog)
+    print(text)
+    return code
+
+
+def _check_baselines(args: argparse.Namespace) -> int:
+    from pytest_moegpu.session import records
+
+    lines, code = records.check_baselines(args.folder)
+    print("\n".join(lines))
+    return code
+
+
+VERBS = {
+    "show": _show,
+    "compare": _compare,
+    "promote": _promote,
+    "doctor": _doctor,
+    "check-baselines": _check_baselines,
+}
+
+
+def _add_runs(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--runs", type=Path, default=Path(".moegpu/runs"), metavar="FOLDER", help="where runs are kept")
+
+
+def parser() -> argparse.ArgumentParser:
+    """Describe the verbs and their arguments."""
+    p = _Parser(prog="moegpu", description="Runs and baselines of pytest --moegpu=PROFILE.")
+    p.add_argument("--version", action="version", version=f"pytest-moegpu {__version__}")
+    verbs = p.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=_Parser)
+    run_help = "folder of a run, its id, the start of its id, or 'latest'"
+
+    show = verbs.add_parser("show", help="print what a run measured and judged")
+    show.add_argument("run", nargs="?", default="latest", help=run_help)
+    _add_runs(show)
+
+    compare = verbs.add_parser("compare", help="judge run B against run A, as against a baseline; exit code 1 if worse")
+    compare.add_argument("a", metavar="A", help=run_help)
+    compare.add_argument("b", metavar="B", help=run_help)
+    _add_runs(compare)
+
+    promote = verbs.add_parser("promote", help="make runs the baseline of their profile, scenario and backend")
+    promote.add_argument("run", nargs="+", metavar="RUN", help=run_help)
+    _add_runs(promote)
+    promote.add_argument("--add", action="store_true", help="add to the sessions of a baseline instead of replacing it")
+    promote.add_argument(
+        "--baselines", type=Path, default=Path("baselines"), metavar="FOLDER", help="where baselines are kept"
+    )
+
+    doctor = verbs.add_parser("doctor", help="say what this machine is, and whether a profile can run on it")
+    doctor.add_argument("profile", nargs="?", help="profile to check, or none to describe the machine")
+    doctor.add_argument(
+        "--catalog", type=Path, action="append", default=[], metavar="FOLDER", help="folder with profiles of your own"
+    )
+
+    check = verbs.add_parser("check-baselines", help="read every baseline below a folder and name what is damaged")
+    check.add_argument("folder", type=Path)
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb and return its exit code."""
+    args = parser().parse_args(argv)
+    try:
+        return VERBS[args.verb](args)
+    except MoegpuError as error:
+        print(f"moegpu {args.verb}: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

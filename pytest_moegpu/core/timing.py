@@ -1,0 +1,293 @@
+"""From a streamed answer to numbers: server-sent events, token times, TTFR, TTFT, decode and prefill rate.
+
+All times are seconds on the clock that stamped the reads. What was not measured is None, never 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Protocol
+
+from pytest_moegpu.core.evidence import RequestKind, RequestRecord, StreamEvent
+
+__all__ = ["DeltaLike", "UsageLike", "decode_rate", "parse_events", "prefill_rate", "record", "total_time", "ttft"]
+
+BOM = b"\xef\xbb\xbf"
+DONE = "[DONE]"
+HTTP_OK = 200
+BODY_SHOWN = 300
+
+
+class UsageLike(Protocol):
+    """Token counts as an engine reports them; `backends.base.Usage` is one."""
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        """Tokens of the prompt, with cached ones."""
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Prompt tokens taken from the prefix cache."""
+
+    @property
+    def output_tokens(self) -> int | None:
+        """Tokens generated, reasoning included."""
+
+    @property
+    def timings(self) -> Mapping[str, float] | None:
+        """The engine's own timings, by its own names."""
+
+
+class DeltaLike(Protocol):
+    """What one event carries; `backends.base.Delta` is one."""
+
+    @property
+    def text(self) -> str:
+        """Text of the answer; empty in a role delta."""
+
+    @property
+    def reasoning(self) -> str:
+        """Text of the reasoning field."""
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why the answer ended, in the event that ends it."""
+
+    @property
+    def usage(self) -> UsageLike | None:
+        """Token counts, where the event has them."""
+
+    @property
+    def error(self) -> str | None:
+        """An error object sent in place of an answer."""
+
+
+def parse_events(chunks: Sequence[tuple[float, bytes]]) -> tuple[StreamEvent, ...]:
+    """Split the body of a stream into server-sent events.
+
+    Follows the WHATWG HTML standard, section "Server-sent events", with two differences: a last event without its blank
+    line is kept, and a field named `error` (older llama.cpp servers) reads as data `{"error": …}`. Comments, pings,
+    and events without data are dropped. Invalid UTF-8 becomes U+FFFD. Takes linear time.
+
+    Args:
+        chunks: Arrival time in seconds and body bytes of each read, in order of arrival.
+
+    Returns:
+        The events, each with the arrival time of the read that completed it. `[DONE]` is returned like any other event.
+    """
+    body = b"".join(data for _, data in chunks)
+    position = len(BOM) if body.startswith(BOM) else 0
+    ends: list[tuple[int, float]] = []
+    total = 0
+    for time, data in chunks:
+        total += len(data)
+        ends.append((total, time))
+    events: list[StreamEvent] = []
+    lines: list[bytes] = []
+    read = 0
+    for raw in [*body[position:].splitlines(keepends=True), b""]:
+        line = raw.rstrip(b"\r\n")
+        if line:
+            _take(line, lines)
+        elif any(lines):
+            # The event is complete at the first byte of its blank line, so a CRLF cut in two does not delay it.
+            done = position + 1 if raw else position
+            while ends[read][0] < done:
+                read += 1
+            events.append(StreamEvent(time=ends[read][1], data=b"\n".join(lines).decode("utf-8", "replace")))
+        if not line:
+            lines = []
+        position += len(raw)
+    return tuple(events)
+
+
+def _take(line: bytes, lines: list[bytes]) -> None:
+    """Add the value of a data or error field to `lines`; other fields and comments carry no data."""
+    name, _, value = line.partition(b":")
+    if name == b"data":
+        lines.append(value.removeprefix(b" "))
+    elif name == b"error":
+        lines.append(b'{"error": ' + value.strip() + b"}")
+
+
+@dataclass
+class _Totals:
+    """What the events of one answer add up to."""
+
+    text: list[str]
+    reasoning: list[str]
+    token_times: list[float]
+    timings: dict[str, float]
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+    finish_reason: str | None = None
+    error: str | None = None
+    ended: bool = False
+
+    def add(self, time: float, delta: DeltaLike) -> None:
+        """Take in one event; later counts replace earlier ones, the first error stays."""
+        if delta.text or delta.reasoning:
+            self.token_times.append(time)
+            self.text.append(delta.text)
+            self.reasoning.append(delta.reasoning)
+        self.finish_reason = delta.finish_reason or self.finish_reason
+        self.error = self.error or delta.error
+        usage = delta.usage
+        if usage is not None:
+            self.prompt_tokens = _later(usage.prompt_tokens, self.prompt_tokens)
+            self.cached_tokens = _later(usage.cached_tokens, self.cached_tokens)
+            self.output_tokens = _later(usage.output_tokens, self.output_tokens)
+            self.timings.update(usage.timings or {})
+
+    def count(self) -> tuple[int | None, str]:
+        """Number of output tokens and where it comes from; a usage of 0 beside real text is not believed."""
+        events = len(self.token_times)
+        if self.output_tokens is not None and (self.output_tokens > 0 or not events):
+            return self.output_tokens, "usage"
+        return (events, "events") if events else (None, "none")
+
+
+def _later(new: int | None, old: int | None) -> int | None:
+    return old if new is None else new
+
+
+def record(
+    kind: RequestKind,
+    name: str,
+    sent: float,
+    status: int | None,
+    events: Iterable[StreamEvent],
+    read_event: Callable[[str], DeltaLike],
+    *,
+    finished: float | None = None,
+    error: str | None = None,
+    body_text: str = "",
+    prompt: str = "",
+    expect: tuple[str, ...] = (),
+    wanted_output_tokens: int | None = None,
+    fill: float | None = None,
+    depth: float | None = None,
+    client_lag: float | None = None,
+) -> RequestRecord:
+    """Build the record of one request from its measured stream.
+
+    `first_event` is the first event of any kind but `[DONE]`; tokens are the events with text or reasoning. The record
+    has an error if the transport failed, the status is not 200, the stream held an error object or an unreadable event,
+    it held no event at all, or it ended with neither a finish reason nor `[DONE]`.
+
+    Args:
+        kind: Why the request was sent.
+        name: Name of the request in reports.
+        sent: When it was sent, in seconds.
+        status: HTTP status; None when no answer came.
+        events: What `parse_events` returned.
+        read_event: `Backend.read_event`; a ValueError it raises becomes the record's error.
+        finished: When the answer was complete, in seconds; None when it never was.
+        error: What the transport says went wrong.
+        body_text: Body of an answer that is not 200; its start is shown in the error.
+        prompt: Passed through, like the rest.
+        expect: What a right answer holds.
+        wanted_output_tokens: How many tokens were asked for, where fewer would be a fault.
+        fill: Share of the context taken.
+        depth: Where in it the fact stands; 0 start, 1 end.
+        client_lag: Seconds.
+    """
+    totals = _Totals(text=[], reasoning=[], token_times=[], timings={})
+    first_event: float | None = None
+    for event in events:
+        data = event.data.strip()
+        if data == DONE:
+            totals.ended = True
+            continue
+        first_event = event.time if first_event is None else first_event
+        try:
+            totals.add(event.time, read_event(data))
+        except ValueError as problem:
+            totals.error = totals.error or f"unreadable event {data[:80]!r}: {problem}"
+    output_tokens, token_source = totals.count()
+    times = totals.token_times
+    return RequestRecord(
+        kind=kind,
+        name=name,
+        sent=sent,
+        first_event=first_event,
+        first_token=times[0] if times else None,
+        last_token=times[-1] if times else None,
+        finished=finished,
+        prompt_tokens=totals.prompt_tokens,
+        cached_tokens=totals.cached_tokens,
+        output_tokens=output_tokens,
+        token_source=token_source,
+        gaps=tuple(later - earlier for earlier, later in pairwise(times)),
+        text="".join(totals.text),
+        reasoning="".join(totals.reasoning),
+        finish_reason=totals.finish_reason,
+        status=status,
+        error=_error(totals, status, error, body_text, heard=first_event is not None),
+        wanted_output_tokens=wanted_output_tokens,
+        expect=expect,
+        prompt=prompt,
+        fill=fill,
+        depth=depth,
+        client_lag=client_lag,
+        engine_timings=totals.timings,
+    )
+
+
+def _error(totals: _Totals, status: int | None, transport: str | None, body_text: str, *, heard: bool) -> str | None:
+    """Say what went wrong, the server's own words first; None when nothing did."""
+    reasons = []
+    if status is not None and status != HTTP_OK:
+        shown = " ".join(body_text.split())[:BODY_SHOWN]
+        reasons.append(f"HTTP {status}: {shown}" if shown else f"HTTP {status}")
+    if totals.error:
+        reasons.append(totals.error)
+    if transport:
+        reasons.append(transport)
+    if reasons:
+        return "; ".join(reasons)
+    if status is None:
+        return "no HTTP answer"
+    if not heard:
+        return "HTTP 200 without a single event"
+    if totals.finish_reason is None and not totals.ended:
+        return "the stream ended early: neither a finish reason nor [DONE]"
+    return None
+
+
+def ttft(r: RequestRecord) -> float | None:
+    """Time to first token: from sending to the first event with text or reasoning, in seconds."""
+    return None if r.first_token is None else r.first_token - r.sent
+
+
+def decode_rate(r: RequestRecord) -> float | None:
+    """Steady decode speed in tokens/s: (output tokens - 1) / (last token - first token).
+
+    None with fewer than two tokens or no time between them. The count is that of the record's `token_source`; where a
+    server sends several tokens an event, those of the first event count as decoded after it, so the rate errs upwards
+    by at most (tokens in the first event - 1) / (output tokens - 1).
+    """
+    if r.output_tokens is None or r.output_tokens < 2 or r.first_token is None or r.last_token is None:
+        return None
+    seconds = r.last_token - r.first_token
+    return (r.output_tokens - 1) / seconds if seconds > 0 else None
+
+
+def prefill_rate(r: RequestRecord) -> float | None:
+    """Prompt speed in tokens/s: (prompt tokens - cached tokens) / TTFT.
+
+    None when either count is unknown, when the whole prompt was cached, or without a first token.
+    """
+    seconds = ttft(r)
+    if r.prompt_tokens is None or r.cached_tokens is None or seconds is None or seconds <= 0:
+        return None
+    computed = r.prompt_tokens - r.cached_tokens
+    return computed / seconds if computed > 0 else None
+
+
+def total_time(r: RequestRecord) -> float | None:
+    """From sending to the complete answer, in seconds; None when the answer never was complete."""
+    return None if r.finished is None else r.finished - r.sent

@@ -1,0 +1,290 @@
+"""A model file on disk: what it says about itself, whether it is whole, and its checksum."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import hashlib
+import json
+import re
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_moegpu.core.model import ModelFacts, ModelFile
+from pytest_moegpu.core.units import GIB
+from pytest_moegpu.errors import ModelFileError
+from pytest_moegpu.host.cache import cache_dir
+from pytest_moegpu.host.files import write_atomic
+from pytest_moegpu.host.ggufheader import DamagedHeaderError, Header, LongArray, PastEndError, read_header
+
+__all__ = ["GgufFacts", "facts_of", "model_file", "read_gguf", "remember_sha256", "sha256_of"]
+
+_CHUNK = 2**22
+_GUESSED = 1024
+_PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GgufFacts:
+    """What a GGUF file says about itself. `size_bytes` counts all parts of a split model."""
+
+    architecture: str
+    name: str
+    layers: int
+    kv_layers: int
+    embedding: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    context_train: int
+    experts: int
+    experts_used: int
+    quantisation: str
+    licence: str
+    size_bytes: int
+    tensor_types: dict[str, int]
+
+
+def read_gguf(path: Path) -> GgufFacts:
+    """Read the facts of a model file, or of all parts when `path` is the first part of a split one.
+
+    Raises:
+        ModelFileError: Missing, empty, not a GGUF, truncated, damaged, or not a language model.
+    """
+    parts = _parts(path)
+    headers = [_whole_header(part) for part in parts]
+    types: Counter[str] = Counter()
+    weight: Counter[str] = Counter()
+    for header in headers:
+        for tensor in header.tensors:
+            label, size = _tensor_size(tensor.type, tensor.elements)
+            types[label] += 1
+            weight[label] += size or 0
+    return _facts(path, headers[0].metadata, types, weight, sum(part.stat().st_size for part in parts))
+
+
+def facts_of(gguf: GgufFacts) -> ModelFacts:
+    """Return the facts of a model that the catalog does not know; the recurrent state counts as 0 bytes."""
+    return ModelFacts(
+        name=re.sub(r"[^a-z0-9.]+", "-", gguf.name.lower()).strip("-.") or gguf.architecture,
+        title=gguf.name,
+        architecture=gguf.architecture,
+        layers=gguf.layers,
+        kv_layers=gguf.kv_layers,
+        kv_heads=gguf.kv_heads,
+        head_dim=gguf.head_dim,
+        vocabulary=gguf.vocabulary,
+        context_train=gguf.context_train,
+        embedding=gguf.embedding,
+        experts=gguf.experts,
+        experts_used=gguf.experts_used,
+        licence=gguf.licence,
+        size_bytes=gguf.size_bytes,
+        quantisation=gguf.quantisation,
+    )
+
+
+def model_file(path: Path) -> ModelFile:
+    """Return size, checksum and quantisation of a model file; a split model has the checksum of its parts' checksums.
+
+    Raises:
+        ModelFileError: As `read_gguf`.
+    """
+    facts = read_gguf(path)
+    sums = [sha256_of(part) for part in _parts(path)]
+    digest = sums[0] if len(sums) == 1 else hashlib.sha256("\n".join(sums).encode()).hexdigest()
+    return ModelFile(
+        path=str(path.absolute()), size_bytes=facts.size_bytes, sha256=digest, quantisation=facts.quantisation
+    )
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file, computed once per path, size and time of change.
+
+    Raises:
+        ModelFileError: The file cannot be read.
+    """
+    note = _note_of(path)
+    try:
+        stored = json.loads(note.read_bytes())
+        if isinstance(stored, dict) and _stamp(path).items() <= stored.items():
+            return str(stored["sha256"])
+    except (OSError, ValueError, KeyError):
+        pass
+    try:
+        digest = _hash(path)
+    except OSError as error:
+        raise ModelFileError(f"model file {path}: cannot be read: {error.strerror}") from error
+    remember_sha256(path, digest)
+    return digest
+
+
+def remember_sha256(path: Path, digest: str) -> None:
+    """Note a checksum that was just computed. A cache folder that cannot be written only costs time later."""
+    with contextlib.suppress(OSError):
+        write_atomic(_note_of(path), json.dumps(_stamp(path) | {"sha256": digest}, indent=1).encode())
+
+
+def _stamp(path: Path) -> dict[str, object]:
+    stat = path.stat()
+    return {"path": str(path.resolve()), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+
+
+def _note_of(path: Path) -> Path:
+    return cache_dir() / "checksums" / f"{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:32]}.json"
+
+
+def _hash(path: Path) -> str:
+    from tqdm import tqdm
+
+    size = path.stat().st_size
+    digest = hashlib.sha256()
+    quiet = size <= GIB or not sys.stderr.isatty()
+    with (
+        path.open("rb") as file,
+        tqdm(total=size, desc=f"checksum of {path.name}", unit="B", unit_scale=True, disable=quiet, leave=False) as bar,
+    ):
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            bar.update(len(chunk))
+    return digest.hexdigest()
+
+
+def _parts(path: Path) -> list[Path]:
+    match = _PART.search(path.name)
+    if match is None:
+        return [path]
+    stem = path.name[: match.start()]
+    parts = [path.with_name(f"{stem}-{n:05}-of-{match[1]}.gguf") for n in range(1, int(match[1]) + 1)]
+    if path != parts[0]:
+        raise ModelFileError(
+            f"model file {path}: is a later part of a split model: name the first one, {parts[0].name}"
+        )
+    return parts
+
+
+def _whole_header(path: Path) -> Header:
+    """Return the header of a file whose tensor data is all there."""
+    _look(path)
+    size = path.stat().st_size
+    try:
+        header = read_header(path)
+    except PastEndError as error:
+        raise ModelFileError(f"model file {path}: is truncated: it ends within its header ({size} bytes)") from error
+    except DamagedHeaderError as error:
+        raise ModelFileError(f"model file {path}: is damaged or of an unknown kind: {error}") from error
+    needed = 0
+    for tensor in header.tensors:
+        _, length = _tensor_size(tensor.type, tensor.elements)
+        needed = max(needed, header.data_offset + tensor.offset + (length or 0))
+    if needed > size:
+        raise ModelFileError(
+            f"model file {path}: is truncated: its tensors end at byte {needed}, the file has {size} "
+            f"({size / needed:.1%}): fetch it again"
+        )
+    return header
+
+
+def _look(path: Path) -> None:
+    """Refuse what is no GGUF file, in words that say what it is instead."""
+    problem = ""
+    try:
+        if path.is_dir():
+            inside = sorted(p.name for p in path.glob("*.gguf"))
+            problem = "is a folder" + (f": name a file in it, e.g. {inside[0]}" if inside else " without a .gguf file")
+        elif not path.exists():
+            problem = "does not exist" + _nearest_in_folder(path)
+        elif not path.is_file():
+            problem = "is not a regular file"
+        elif path.stat().st_size == 0:
+            problem = "is empty"
+        else:
+            with path.open("rb") as file:
+                start = file.read(40)
+            if start.startswith(b"version https://git-lfs"):
+                problem = "is a Git LFS pointer, not the model: run `git lfs pull` in its repository"
+            elif not start.startswith(b"GGUF"):
+                problem = f"is not a GGUF file: it starts with {start[:4]!r}, not b'GGUF'"
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror}"
+    if problem:
+        raise ModelFileError(f"model file {path}: {problem}")
+
+
+def _nearest_in_folder(path: Path) -> str:
+    if not path.parent.is_dir():
+        return f", nor does its folder {path.parent}"
+    names = {p.name.lower(): p.name for p in path.parent.iterdir() if p.is_file()}
+    match = difflib.get_close_matches(path.name.lower(), names, n=1)
+    return f" (did you mean {names[match[0]]!r}?)" if match else ""
+
+
+def _tensor_size(kind: int, elements: int) -> tuple[str, int | None]:
+    """Return the type's name and the bytes of a tensor; a type newer than the gguf package has a number and no size."""
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    try:
+        known = GGMLQuantizationType(kind)
+    except ValueError:
+        return f"type-{kind}", None
+    block, size = GGML_QUANT_SIZES[known]
+    return known.name, elements // block * size
+
+
+def _quantisation(file_type: object, weight: Counter[str]) -> str:
+    from gguf.constants import LlamaFileType
+
+    if isinstance(file_type, int):
+        with contextlib.suppress(ValueError):
+            return LlamaFileType(file_type & ~_GUESSED).name.removeprefix("MOSTLY_").removeprefix("ALL_")
+    return weight.most_common(1)[0][0] if weight else "unknown"
+
+
+def _facts(path: Path, metadata: dict[str, object], types: Counter[str], weight: Counter[str], size: int) -> GgufFacts:
+    architecture = str(metadata.get("general.architecture", ""))
+
+    def number(key: str, default: int | None = None) -> int:
+        value = metadata.get(f"{architecture}.{key}", default)
+        # Models whose layers differ store one number per layer.
+        if isinstance(value, tuple) and value:
+            value = max(value)
+        if not isinstance(value, int):
+            kind = metadata.get("general.type", "no type")
+            raise ModelFileError(
+                f"model file {path}: has no {architecture or 'ARCHITECTURE'}.{key} in its metadata ({kind}): "
+                "it is not a language model"
+            )
+        return value
+
+    layers, embedding, heads = number("block_count"), number("embedding_length"), number("attention.head_count")
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    return GgufFacts(
+        architecture=architecture,
+        name=str(metadata.get("general.name") or path.stem),
+        layers=layers,
+        kv_layers=_kv_layers(metadata, architecture, layers),
+        embedding=embedding,
+        heads=heads,
+        kv_heads=number("attention.head_count_kv", heads),
+        head_dim=number("attention.key_length", embedding // max(heads, 1)),
+        vocabulary=number("vocab_size", tokens.length if isinstance(tokens, LongArray) else 0),
+        context_train=number("context_length"),
+        experts=number("expert_count", 0),
+        experts_used=number("expert_used_count", 0),
+        quantisation=_quantisation(metadata.get("general.file_type"), weight),
+        licence=str(metadata.get("general.license", "")),
+        size_bytes=size,
+        tensor_types=dict(sorted(types.items())),
+    )
+
+
+def _kv_layers(metadata: dict[str, object], architecture: str, layers: int) -> int:
+    """Count the layers whose cache grows with the context, where the file says which those are."""
+    per_layer = metadata.get(f"{architecture}.attention.head_count_kv")
+    if isinstance(per_layer, tuple) and len(per_layer) == layers:
+        return sum(1 for heads in per_layer if heads)
+    interval = metadata.get(f"{architecture}.full_attention_interval")
+    return layers // interval if isinstance(interval, int) and interval > 0 else layers

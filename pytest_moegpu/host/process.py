@@ -1,0 +1,140 @@
+"""pytest's side of a supervised server process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pytest_moegpu.errors import ProgramError
+
+__all__ = ["ServerProcess", "StopReport", "tail"]
+
+_SUPERVISOR = Path(__file__).with_name("supervisor.py")
+# The supervisor's own bounds are grace + 10 s; past that it is stuck itself.
+_STOP_MARGIN_SECONDS = 20.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopReport:
+    """How a server ended. `killed` ignored SIGTERM; `left` could not be ended at all."""
+
+    exit_code: int | None
+    killed: tuple[int, ...] = ()
+    left: tuple[int, ...] = ()
+
+
+class ServerProcess:
+    """One server under a supervisor of its own.
+
+    The supervisor holds a pipe to this process: when pytest goes, in whatever way, it closes and the tree is ended.
+    """
+
+    def __init__(self, argv: Sequence[str], environment: Mapping[str, str], log_path: Path, folder: Path) -> None:
+        self.argv = tuple(argv)
+        self.log_path = log_path
+        self.pid: int | None = None
+        self._exited = threading.Event()
+        self._stopped = threading.Event()
+        self._code: int | None = None
+        self._report: StopReport | None = None
+        order = {"argv": list(argv), "env": dict(environment), "cwd": str(folder), "log": str(log_path)}
+        # -I -S: no site packages, no environment: it starts in about 15 ms and cannot be hijacked by a user's folder.
+        self._supervisor = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(_SUPERVISOR)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert self._supervisor.stdin is not None
+        assert self._supervisor.stdout is not None
+        try:
+            self._send(order)
+            first = json.loads(self._supervisor.stdout.readline() or b"{}")
+        except BaseException:
+            self._supervisor.stdin.close()
+            raise
+        if first.get("event") != "started":
+            self._supervisor.stdin.close()
+            self._supervisor.wait()
+            self._supervisor.stdout.close()
+            raise ProgramError(f"cannot start {argv[0]!r}: {first.get('message', 'the supervisor said nothing')}")
+        self.pid = int(first["pid"])
+        self.scope: str = first["scope"]
+        self._reader = threading.Thread(target=self._listen, name="moegpu-supervisor", daemon=True)
+        self._reader.start()
+
+    def _send(self, message: dict[str, Any]) -> None:
+        assert self._supervisor.stdin is not None
+        self._supervisor.stdin.write(json.dumps(message).encode() + b"\n")
+        self._supervisor.stdin.flush()
+
+    def _listen(self) -> None:
+        assert self._supervisor.stdout is not None
+        for line in self._supervisor.stdout:
+            event = json.loads(line)
+            if event["event"] == "exited":
+                self._code = event["code"]
+                self._exited.set()
+            elif event["event"] == "stopped":
+                self._code = event["code"] if self._code is None else self._code
+                self._report = StopReport(
+                    exit_code=self._code, killed=tuple(event["killed"]), left=tuple(event["left"])
+                )
+        self._exited.set()
+        self._stopped.set()
+
+    @property
+    def supervisor_pid(self) -> int:
+        """Pid of the supervisor; every process of the server's tree descends from it."""
+        return self._supervisor.pid
+
+    @property
+    def alive(self) -> bool:
+        """True until the server's first process has exited."""
+        return not self._exited.is_set()
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code of the server's first process, negative for a signal; None while it lives or when not known."""
+        return self._code
+
+    def wait(self, timeout: float) -> bool:
+        """Wait for the server's first process to exit; True when it has."""
+        return self._exited.wait(timeout)
+
+    def stop(self, grace: float = 10.0) -> StopReport:
+        """End the whole tree: TERM, `grace` seconds, KILL. Safe to call again; returns the first report."""
+        # A supervisor that has stopped by itself reads no order; its report is on the way.
+        with contextlib.suppress(OSError, ValueError):
+            self._send({"do": "stop", "grace": grace})
+        if not self._stopped.wait(grace + _STOP_MARGIN_SECONDS):
+            self._supervisor.kill()
+        self._supervisor.wait()
+        self._reader.join(1.0)
+        for stream in (self._supervisor.stdin, self._supervisor.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+        if self._report is None:
+            left = (self.pid,) if self.pid is not None and Path(f"/proc/{self.pid}").exists() else ()
+            self._report = StopReport(exit_code=self._code, left=left)
+        return self._report
+
+
+def tail(path: Path, lines: int = 20, limit: int = 65536) -> tuple[str, ...]:
+    """Return the last lines of a log, whatever bytes are in it; empty when there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - limit))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return ()
+    return tuple(text.rstrip("\n").splitlines()[-lines:]) if text.strip() else ()

@@ -1,0 +1,97 @@
+"""Versions of everything an upgrade may change, read from what is really running."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pytest_moegpu.errors import ProgramError
+
+__all__ = ["find_program", "host_facts", "libraries", "os_class", "program_output"]
+
+# Sonames with the full version behind them, as CUDA's own packages install them.
+_LIBRARY = re.compile(r"/(lib(?:cudart|cublas|cublasLt|cudnn|nccl|cufft|curand|nvrtc|cuda)\b[^/]*?)\.so\.([\d.]+)$")
+_VERSION_SECONDS = 60.0
+
+
+def os_class() -> str:
+    """Return Linux, Windows, WSL2, container or Darwin; results of two classes are not comparable."""
+    if sys.platform != "linux":
+        return platform.system()
+    if "microsoft" in platform.release().lower():
+        return "WSL2"
+    marks = ("/.dockerenv", "/run/.containerenv")
+    if os.environ.get("container") or any(Path(mark).exists() for mark in marks):  # noqa: SIM112 - systemd's own name
+        return "container"
+    return "Linux"
+
+
+def host_facts() -> dict[str, str]:
+    """Return what is noted about a machine and never compared."""
+    return {
+        "host": socket.gethostname(),
+        "kernel": platform.release(),
+        "os": platform.platform(),
+        "python": platform.python_version(),
+        "processor": platform.processor() or platform.machine(),
+    }
+
+
+def libraries(pid: int) -> dict[str, str]:
+    """Return the CUDA libraries a live process has mapped, with their full versions; empty where /proc is not there."""
+    try:
+        maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return {}
+    paths = {line.split(None, 5)[5] for line in maps.splitlines() if "/lib" in line and line.count("/") > 1}
+    return dict(sorted((match[1], match[2]) for path in paths if (match := _LIBRARY.search(path))))
+
+
+def find_program(name: str, variable: str, given: str | None, environment: Mapping[str, str]) -> str:
+    """Find a server program: as given, else by its environment variable, else on PATH.
+
+    Raises:
+        ProgramError: It is not there or cannot be executed; the message names all three ways to give it.
+    """
+    for source, value in (("--moegpu-server", given), (variable, environment.get(variable))):
+        if not value:
+            continue
+        found = shutil.which(value, path=environment.get("PATH"))
+        if found:
+            return str(Path(found).absolute())
+        path = Path(value)
+        state = "is a folder" if path.is_dir() else "is not executable" if path.exists() else "does not exist"
+        raise ProgramError(f"server program {value!r} (from {source}) {state}")
+    found = shutil.which(name, path=environment.get("PATH"))
+    if not found:
+        raise ProgramError(
+            f"server program {name!r} is not on PATH: give it with --moegpu-server=/path/to/{name}, "
+            f"in {variable}, or as `program` in the profile"
+        )
+    return str(Path(found).absolute())
+
+
+def program_output(argv: Sequence[str]) -> str:
+    """Run a command that prints its version and return all it printed.
+
+    Raises:
+        ProgramError: It cannot be run here, or fails; with what it printed.
+    """
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, errors="replace", timeout=_VERSION_SECONDS, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ProgramError(f"cannot run {' '.join(argv)!r}: {error}") from error
+    output = done.stdout + done.stderr
+    if done.returncode != 0:
+        last = output.strip().splitlines()[-3:]
+        raise ProgramError(f"{' '.join(argv)!r} ended with exit code {done.returncode}: " + " / ".join(last))
+    return output

@@ -1,0 +1,140 @@
+"""Run bundles and baselines on disk. Writes are atomic; what cannot be read is named and never overwritten."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterable
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from pytest_moegpu.core.baseline import BASELINE_SCHEMA, Baseline
+from pytest_moegpu.core.evidence import Sample
+from pytest_moegpu.core.record import RUN_SCHEMA, RunRecord
+from pytest_moegpu.errors import RecordError, nearest
+from pytest_moegpu.host.files import write_atomic
+
+__all__ = ["Bundle", "RunStore", "baseline_path", "read_baseline", "read_run", "write_baseline"]
+
+_T = TypeVar("_T")
+_COLUMNS = tuple(Sample.__dataclass_fields__)
+
+
+def _read(path: Path, kind: type[_T], what: str, schema: int) -> _T:
+    try:
+        raw = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise RecordError(f"{path}: there is no such {what}") from None
+    except (OSError, ValueError) as error:
+        raise RecordError(f"{path}: damaged {what}: {error}") from error
+    found = raw.get("schema") if isinstance(raw, dict) else None
+    if found != schema:
+        raise RecordError(f"{path}: {what} of schema {found!r}; this version reads schema {schema}")
+    try:
+        return msgspec.convert(raw, kind)
+    except msgspec.ValidationError as error:
+        raise RecordError(f"{path}: damaged {what}: {error}") from error
+
+
+def _encode(record: Any) -> bytes:
+    # Sorted keys and one value per line: two versions can be reviewed as a diff.
+    return msgspec.json.format(msgspec.json.encode(record, order="sorted"), indent=2) + b"\n"
+
+
+def read_run(path: Path) -> RunRecord:
+    """Read a bundle, given its folder or its run.json.
+
+    Raises:
+        RecordError: Missing, damaged, or of another schema.
+    """
+    return _read(path / "run.json" if path.is_dir() else path, RunRecord, "run", RUN_SCHEMA)
+
+
+def read_baseline(path: Path) -> Baseline:
+    """Read a baseline file.
+
+    Raises:
+        RecordError: Missing, damaged, or of another schema.
+    """
+    return _read(path, Baseline, "baseline", BASELINE_SCHEMA)
+
+
+def baseline_path(root: Path, profile: str, scenario: str, backend: str) -> Path:
+    """Where a baseline lives. Nothing that an upgrade changes is part of the path."""
+    return root / profile / scenario / f"{backend}.json"
+
+
+def write_baseline(root: Path, baseline: Baseline) -> Path:
+    """Write a baseline to its place and return the path."""
+    path = baseline_path(root, baseline.profile, baseline.scenario, baseline.backend)
+    write_atomic(path, _encode(baseline))
+    return path
+
+
+class Bundle:
+    """The folder of one run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.id = folder.name
+
+    def write(self, record: RunRecord) -> None:
+        """Write run.json."""
+        write_atomic(self.folder / "run.json", _encode(record))
+
+    def log_path(self, scenario: str, number: int) -> Path:
+        """Where the server log of one start goes."""
+        return self.folder / f"server-{scenario}-{number}.log"
+
+    def write_telemetry(self, scenario: str, number: int, samples: Iterable[Sample]) -> Path:
+        """Write the samples of one start: a first line with the column names, then one JSON array per sample."""
+        lines = [json.dumps(_COLUMNS)]
+        lines += [json.dumps([getattr(sample, column) for column in _COLUMNS]) for sample in samples]
+        path = self.folder / f"telemetry-{scenario}-{number}.jsonl"
+        write_atomic(path, ("\n".join(lines) + "\n").encode())
+        return path
+
+
+class RunStore:
+    """All bundles under one folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def create(self, profile: str, now: datetime) -> Bundle:
+        """Make an empty bundle with an id that sorts by time."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        while True:
+            folder = self.root / f"{now:%Y%m%d-%H%M%S}-{profile}-{secrets.token_hex(2)}"
+            try:
+                folder.mkdir()
+            except FileExistsError:
+                continue
+            return Bundle(folder)
+
+    def ids(self) -> tuple[str, ...]:
+        """Return the ids of all bundles, oldest first."""
+        if not self.root.is_dir():
+            return ()
+        return tuple(sorted(path.name for path in self.root.iterdir() if (path / "run.json").exists()))
+
+    def find(self, name: str) -> Path:
+        """Return the folder of a run named by path, id, unique start of an id, or `latest`.
+
+        Raises:
+            RecordError: There is none, or several.
+        """
+        if (path := Path(name)).exists():
+            return path.parent if path.name == "run.json" else path
+        ids = self.ids()
+        if name == "latest" and ids:
+            return self.root / ids[-1]
+        matches = [run for run in ids if run.startswith(name)]
+        if len(matches) == 1:
+            return self.root / matches[0]
+        if matches:
+            raise RecordError(f"{name!r} fits {len(matches)} runs: {', '.join(matches)}")
+        raise RecordError(f"no run {name!r} in {self.root}{nearest(name, ids)}; there are {len(ids)}")

@@ -1,0 +1,148 @@
+"""pytest's options and ini keys of this plugin, read once into a frozen record. Nothing else reads pytest's config."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_moegpu.errors import UserError
+
+if TYPE_CHECKING:
+    import pytest
+
+__all__ = ["LIST", "Options", "add_options", "catalog_folders", "wanted_profile"]
+
+LIST = "list"
+_FOLDER = ".moegpu/runs"
+_HELP_RUN = "folder for run bundles (default .moegpu/runs below the rootdir; ini moegpu_runs)"
+_HELP_BASE = "folder of baselines (default baselines below the rootdir; ini moegpu_baselines)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What one run was asked to do. Empty tuples and None mean: as the profile says."""
+
+    profile: str
+    scenarios: tuple[str, ...] = ()
+    backend: str | None = None
+    server: str | None = None
+    model: str | None = None
+    devices: tuple[str, ...] = ()
+    starts: int = 3
+    max_starts: int = 7
+    level: int = 3
+    gate: bool = False
+    varying: str | None = None
+    offline: bool = False
+    catalog: tuple[Path, ...] = ()
+    baselines: Path = Path("baselines")
+    runs: Path = Path(_FOLDER)
+    command: tuple[str, ...] = ()
+
+    @classmethod
+    def from_config(cls, config: pytest.Config) -> Options:
+        """Read the options of a run that has a profile.
+
+        Raises:
+            UserError: Two profiles, or a number out of range; the message names the option.
+        """
+        profile = wanted_profile(config)
+        assert profile is not None
+        starts, most = config.getoption("moegpu_starts"), config.getoption("moegpu_max_starts")
+        if starts < 1:
+            raise UserError(f"--moegpu-starts={starts}: at least 1 server start is needed to measure anything")
+        if most is not None and most < starts:
+            raise UserError(f"--moegpu-max-starts={most} is less than --moegpu-starts={starts}")
+        root = config.rootpath
+        return cls(
+            profile=profile,
+            scenarios=_words(config.getoption("moegpu_scenario")),
+            backend=config.getoption("moegpu_backend"),
+            server=config.getoption("moegpu_server"),
+            model=config.getoption("moegpu_model"),
+            devices=_words(config.getoption("moegpu_device")),
+            starts=starts,
+            max_starts=max(starts, 7) if most is None else most,
+            level=config.getoption("moegpu_level"),
+            gate=config.getoption("moegpu_gate"),
+            varying=config.getoption("moegpu_varying"),
+            offline=config.getoption("moegpu_offline"),
+            catalog=catalog_folders(config),
+            baselines=root / (config.getoption("moegpu_baselines_folder") or config.getini("moegpu_baselines")),
+            runs=root / (config.getoption("moegpu_runs_folder") or config.getini("moegpu_runs")),
+            command=("pytest", *config.invocation_params.args) if _plain(config) else ("pytest",),
+        )
+
+
+def wanted_profile(config: pytest.Config) -> str | None:
+    """Return the profile asked for by --moegpu or MOEGPU_PROFILE, `list` included; None when none is.
+
+    Raises:
+        UserError: More than one.
+    """
+    given = [word for value in config.getoption("moegpu") or [] for word in value.split(",")]
+    if not given and (variable := os.environ.get("MOEGPU_PROFILE")):
+        given = [variable]
+    if len(given) > 1:
+        raise UserError(
+            f"--moegpu takes one profile, got {' and '.join(given)}: one run measures one machine; "
+            "run pytest once for each"
+        )
+    if given and not given[0]:
+        raise UserError("--moegpu needs the name of a profile; --moegpu=list shows them")
+    return given[0] if given else None
+
+
+def catalog_folders(config: pytest.Config) -> tuple[Path, ...]:
+    """Return the folders with the user's own profiles: from the ini file, then from the command line."""
+    given = [*config.getini("moegpu_catalog"), *(config.getoption("moegpu_catalog_folder") or [])]
+    return tuple(config.rootpath / folder for folder in given)
+
+
+def _words(values: list[str] | None) -> tuple[str, ...]:
+    return tuple(word for value in values or [] for word in value.split(",") if word)
+
+
+def _plain(config: pytest.Config) -> bool:
+    return all(isinstance(arg, str) for arg in config.invocation_params.args)
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Declare the options and ini keys."""
+    group = parser.getgroup("moegpu", "GPU gate for mixture-of-experts inference (pytest-moegpu)")
+    add = group.addoption
+    add("--moegpu", action="append", metavar="PROFILE", help="measure this machine as PROFILE; 'list' names them all")
+    add("--moegpu-scenario", action="append", metavar="NAME", help="only these scenarios (repeat or a,b)")
+    add("--moegpu-backend", metavar="NAME", help="backend instead of the profile's")
+    add("--moegpu-server", metavar="PROGRAM", help="server program (else the backend's variable, or PATH)")
+    add("--moegpu-model", metavar="FILE|NAME", help="model file, or the name of a model (also by MOEGPU_MODEL)")
+    add("--moegpu-device", action="append", metavar="GPU", help="GPU by index or UUID (repeat or a,b)")
+    add("--moegpu-starts", type=int, default=3, metavar="N", help="server starts per scenario (default 3)")
+    add(
+        "--moegpu-max-starts",
+        type=int,
+        metavar="N",
+        help="go on up to N starts while a comparison with the baseline is undecided (default 7)",
+    )
+    add("--moegpu-level", type=int, choices=(1, 2, 3), default=3, help="1 quick, 2 medium, 3 long (default: 3, all)")
+    add("--moegpu-gate", action="store_true", help="a missing baseline fails instead of being skipped")
+    add(
+        "--moegpu-varying",
+        metavar="WORDS",
+        help="what may differ from the baseline: driver,cuda,engine,libraries,kernel (default: all of them)",
+    )
+    add("--moegpu-offline", action="store_true", help="never use the network; the model must be at hand")
+    add(
+        "--moegpu-catalog",
+        dest="moegpu_catalog_folder",
+        action="append",
+        metavar="FOLDER",
+        help="folder with profiles/, models/, scenarios/ of your own (ini moegpu_catalog)",
+    )
+    add("--moegpu-baselines", dest="moegpu_baselines_folder", metavar="FOLDER", help=_HELP_BASE)
+    add("--moegpu-runs", dest="moegpu_runs_folder", metavar="FOLDER", help=_HELP_RUN)
+    parser.addini("moegpu_catalog", "folders with your own profiles, models and scenarios", type="args", default=[])
+    parser.addini("moegpu_baselines", "folder of baselines", default="baselines")
+    parser.addini("moegpu_runs", "folder for run bundles", default=_FOLDER)

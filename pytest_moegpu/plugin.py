@@ -1,0 +1,110 @@
+"""pytest's side of the plugin: hooks of a few lines, each handing on to the module that knows.
+
+Without --moegpu nothing but pytest and three small modules of this package is imported.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_moegpu import markers
+from pytest_moegpu.errors import UserError
+from pytest_moegpu.fixtures import (
+    moegpu_client,
+    moegpu_gpu,
+    moegpu_provenance,
+    moegpu_scenario,
+    moegpu_server,
+    moegpu_verify,
+)
+from pytest_moegpu.options import LIST, add_options, wanted_profile
+
+if TYPE_CHECKING:
+    from pytest_moegpu.run import Run
+
+__all__ = [
+    "moegpu_client",
+    "moegpu_gpu",
+    "moegpu_provenance",
+    "moegpu_scenario",
+    "moegpu_server",
+    "moegpu_verify",
+]
+
+SKIP_REASON = "needs a GPU server: run with --moegpu=PROFILE (--moegpu=list names the profiles)"
+
+
+def active(config: pytest.Config) -> Run | None:
+    """Return this run, or None when pytest was started without a profile."""
+    run: Run | None = config.pluginmanager.get_plugin("moegpu-run")
+    return run
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare options and ini keys."""
+    add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Find everything a run needs before a test is collected; what the caller can put right is a usage error."""
+    markers.declare(config)
+    try:
+        profile = wanted_profile(config)
+        if profile is not None and profile != LIST:
+            from pytest_moegpu.run import Run
+
+            config.pluginmanager.register(Run.open(config), "moegpu-run")
+    except UserError as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    """Answer --moegpu=list instead of running tests."""
+    try:
+        if wanted_profile(config) != LIST:
+            return None
+        from pytest_moegpu.run import list_profiles
+
+        print("\n".join(list_profiles(config)))
+    except UserError as error:
+        raise pytest.UsageError(str(error)) from error
+    return 0
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Check every marker; without a profile, skip marked tests, all with the same reason."""
+    run = active(config)
+    try:
+        specs = {item: spec for item in items if (spec := markers.read(item)) is not None}
+        if run is not None:
+            run.select(items, specs)
+    except UserError as error:
+        raise pytest.UsageError(str(error)) from error
+    if run is None:
+        for item in specs:
+            item.add_marker(pytest.mark.skip(reason=SKIP_REASON))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test once for each scenario of the run, or for the one its marker names."""
+    run = active(metafunc.config)
+    if run is not None and "moegpu_scenario" in metafunc.fixturenames:
+        run.parametrize(metafunc)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
+    """Put GPU, driver, CUDA and engine into pytest-benchmark's machine info."""
+    run = active(config)
+    if run is not None:
+        machine_info["moegpu"] = dict(run.session.facts())
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Give the table and the place of the bundle."""
+    run = active(config)
+    if run is not None:
+        run.summarise(terminalreporter)

@@ -1,0 +1,203 @@
+"""What is done with stored runs: shown, compared with each other, promoted to baselines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from pytest_moegpu.catalog import Catalog
+from pytest_moegpu.checks.throughput import metrics
+from pytest_moegpu.core.baseline import BASELINE_SCHEMA, Baseline, BaselineSession
+from pytest_moegpu.core.compare import compare
+from pytest_moegpu.core.evidence import Evidence
+from pytest_moegpu.core.gate import decide
+from pytest_moegpu.core.identity import differences, stack_changes
+from pytest_moegpu.core.model import Limits, Scenario, Settings, Workload
+from pytest_moegpu.core.record import RunRecord
+from pytest_moegpu.core.verdict import METRICS, Outcome, Verdict
+from pytest_moegpu.errors import CatalogError, RecordError
+from pytest_moegpu.host.store import RunStore, baseline_path, read_baseline, read_run, write_baseline
+from pytest_moegpu.report.terminal import failure_text, results_table
+
+__all__ = ["check_baselines", "compare_runs", "promote", "show"]
+
+# A run whose output, memory or placement was wrong must not become what others are measured by.
+_NOT_PROMOTABLE = (Outcome.FAILED, Outcome.REGRESSED, Outcome.ERROR)
+# 5 against 5 starts is the first even case in which the exact test can reject at 1 %.
+_ADVISED_STARTS = 5
+
+
+def show(run: str, root: Path) -> str:
+    """Describe a stored run: facts, table of verdicts, and the text of each that is not green."""
+    folder = RunStore(root).find(run)
+    record = read_run(folder)
+    facts = [
+        ("run", record.id),
+        ("status", record.status),
+        ("started", record.started_at),
+        ("profile", record.profile),
+        ("command", " ".join(record.command)),
+    ]
+    for evidence in record.evidence:
+        stack = evidence.stack
+        facts.append(("GPU", "; ".join(gpu.name for gpu in evidence.gpus)))
+        facts.append(
+            ("stack", f"driver {stack.driver}, CUDA {stack.cuda_driver}, {stack.engine} {stack.engine_version}")
+        )
+        facts += [
+            (f"{evidence.scenario} {name}", ", ".join(f"{value:g}" for value in metric.values) + f" {metric.kind.unit}")
+            for name, metric in metrics(evidence, _scenario(evidence)).items()
+        ]
+    lines = [f"{label:<24}  {text}" for label, text in dict.fromkeys(facts)]
+    if record.verdicts:
+        lines += ["", results_table(record.verdicts)]
+    lines += ["\n" + failure_text(v) for v in record.verdicts if not v.outcome.green]
+    return "\n".join(lines)
+
+
+def _scenario(evidence: Evidence) -> Scenario:
+    """Return the scenario of a stored run for its tolerances; one that the catalog no longer has gets the defaults."""
+    try:
+        return Catalog.load().scenario(evidence.scenario)
+    except CatalogError:
+        return Scenario(
+            name=evidence.scenario, title="", settings=Settings(context=1), workload=Workload(), limits=Limits()
+        )
+
+
+def _session(record: RunRecord, evidence: Evidence) -> BaselineSession:
+    found = metrics(evidence, _scenario(evidence))
+    return BaselineSession(
+        run=record.id,
+        recorded_at=record.started_at,
+        metrics={name: metric.values for name, metric in found.items() if metric.kind.compared},
+        noted=evidence.noted,
+    )
+
+
+def _baseline(record: RunRecord, evidence: Evidence) -> Baseline:
+    session = _session(record, evidence)
+    return Baseline(
+        schema=BASELINE_SCHEMA,
+        profile=evidence.profile,
+        scenario=evidence.scenario,
+        backend=evidence.backend,
+        check_version=evidence.check_version,
+        identity=evidence.identity,
+        stack=evidence.stack,
+        sessions=(session,),
+        units={name: METRICS[name].unit for name in session.metrics},
+        better={name: METRICS[name].better.value for name in session.metrics},
+    )
+
+
+def _merged(old: Baseline, new: Baseline) -> Baseline:
+    """Add the sessions of a later run of the same thing on the same stack.
+
+    Raises:
+        RecordError: They are not the same thing; lists every difference.
+    """
+    moved = [str(d) for d in (*differences(old.identity, new.identity), *stack_changes(old.stack, new.stack))]
+    if moved:
+        raise RecordError(
+            f"run {new.sessions[0].run} cannot join the baseline of {old.profile}/{old.scenario}: {'; '.join(moved)}. "
+            "Promote it alone (without --add) to replace the baseline"
+        )
+    known = {session.run for session in old.sessions}
+    return replace(old, sessions=(*old.sessions, *(s for s in new.sessions if s.run not in known)))
+
+
+def promote(runs: Sequence[str], root: Path, folder: Path, add: bool) -> list[str]:
+    """Write baselines from runs and return a line for each.
+
+    Raises:
+        RecordError: A run that is damaged, was not finished, failed a check, or measured nothing to compare.
+    """
+    baselines: dict[tuple[str, str, str], Baseline] = {}
+    for name in runs:
+        record = read_run(RunStore(root).find(name))
+        for baseline in _promotable(record):
+            key = (baseline.profile, baseline.scenario, baseline.backend)
+            path = baseline_path(folder, *key)
+            if add and key not in baselines and path.exists():
+                baselines[key] = read_baseline(path)
+            baselines[key] = _merged(baselines[key], baseline) if key in baselines else baseline
+    lines = []
+    for baseline in baselines.values():
+        path = write_baseline(folder, baseline)
+        starts = max(len(baseline.values(name)) for name in baseline.units)
+        lines.append(f"{path}: {len(baseline.sessions)} session(s), {starts} starts of {', '.join(baseline.units)}")
+        if starts < _ADVISED_STARTS:
+            lines.append(
+                f"  note: {starts} starts can show that nothing changed by 5 %, but hardly a loss; "
+                f"record with --moegpu-starts={_ADVISED_STARTS} or more"
+            )
+    return lines
+
+
+def _promotable(record: RunRecord) -> list[Baseline]:
+    if record.status != "finished":
+        raise RecordError(f"run {record.id} is {record.status}: only a finished run can be promoted")
+    found = []
+    for evidence in record.evidence:
+        bad = [
+            f"{v.check} {v.outcome}: {v.reason}"
+            for v in record.verdicts
+            if v.scenario == evidence.scenario and v.check != "baseline" and v.outcome in _NOT_PROMOTABLE
+        ]
+        if bad:
+            raise RecordError(f"run {record.id} is not good enough to be a baseline: {'; '.join(bad)}")
+        baseline = _baseline(record, evidence)
+        if baseline.units:
+            found.append(baseline)
+    if not found:
+        raise RecordError(f"run {record.id} measured nothing that can be compared")
+    return found
+
+
+def compare_runs(a: str, b: str, root: Path) -> tuple[str, int]:
+    """Judge run B against run A, metric by metric; returns the text and the exit code of `core.gate`.
+
+    Raises:
+        RecordError: A run cannot be read, or they share no scenario and backend.
+    """
+    base, now = (read_run(RunStore(root).find(name)) for name in (a, b))
+    bases = {(e.scenario, e.backend): _baseline(base, e) for e in base.evidence}
+    verdicts: list[Verdict] = []
+    for evidence in now.evidence:
+        baseline = bases.get((evidence.scenario, evidence.backend))
+        if baseline is not None:
+            scenario = _scenario(evidence)
+            verdicts += [
+                compare(metric, evidence, scenario, baseline)
+                for metric in metrics(evidence, scenario).values()
+                if metric.kind.compared
+            ]
+    if not verdicts:
+        raise RecordError(f"runs {base.id} and {now.id} share no scenario and backend that was measured in both")
+    decision = decide(verdicts)
+    texts = [failure_text(v) for v in verdicts if not v.outcome.green]
+    return "\n\n".join([results_table(verdicts), *texts, decision.headline]), decision.exit_code
+
+
+def check_baselines(folder: Path) -> tuple[list[str], int]:
+    """Read every baseline below a folder; a line per file, and 2 when one is damaged or lies in the wrong place.
+
+    Raises:
+        RecordError: There is no such folder.
+    """
+    if not folder.is_dir():
+        raise RecordError(f"{folder} is not a folder")
+    lines, code = [], 0
+    for path in sorted(folder.rglob("*.json")):
+        try:
+            baseline = read_baseline(path)
+            right = baseline_path(folder, baseline.profile, baseline.scenario, baseline.backend)
+            if right != path:
+                raise RecordError(f"{path}: belongs to {right}")
+            lines.append(f"ok    {path}")
+        except RecordError as error:
+            lines.append(f"BAD   {error}")
+            code = 2
+    return lines or [f"no baselines below {folder}"], code

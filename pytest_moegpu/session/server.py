@@ -1,0 +1,234 @@
+"""One live server of a scenario: started, proven ready, talked to, ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import psutil
+
+from pytest_moegpu.backends.base import Backend, ChatRequest, Health, ServedModel
+from pytest_moegpu.core.evidence import LogFacts, Phase, RequestKind, RequestRecord, StartFailure
+from pytest_moegpu.core.model import LaunchSpec, Limits
+from pytest_moegpu.core.timing import parse_events, record
+from pytest_moegpu.errors import ProgramError, StartError
+from pytest_moegpu.host.client import StreamClient
+from pytest_moegpu.host.control import Control, listener
+from pytest_moegpu.host.process import ServerProcess, StopReport, tail
+
+__all__ = ["Server", "new_key"]
+
+_POLL_SECONDS = 0.05
+_LOG_LIMIT = 4 * 2**20
+# One token is asked of a server that has just said it is ready; first kernels may still be compiled.
+_FIRST_TOKEN_SECONDS = 180.0
+
+
+def new_key() -> str:
+    """Return an API key for one run: nobody else on the machine can use the server, and no other server takes it."""
+    return secrets.token_urlsafe(24)
+
+
+class Server:
+    """A server process with its client. `start` returns only when it has generated a token."""
+
+    def __init__(self, backend: Backend, spec: LaunchSpec, limits: Limits, log_path: Path) -> None:
+        self.backend = backend
+        self.spec = spec
+        self.limits = limits
+        self.log_path = log_path
+        self.served = ServedModel()
+        self.notes: list[str] = []
+        self.load_seconds: float | None = None
+        self.argv = backend.argv(spec)
+        self._process: ServerProcess | None = None
+        self._seen: set[int] = set()
+        self._control = Control(spec.host, spec.port, spec.api_key)
+        self._client = StreamClient(spec.host, spec.port, spec.api_key)
+
+    @property
+    def url(self) -> str:
+        """Base address, without a path."""
+        return f"http://{self.spec.host}:{self.spec.port}"
+
+    @property
+    def pid(self) -> int | None:
+        """Pid of the server's first process."""
+        return self._process.pid if self._process else None
+
+    @property
+    def tree(self) -> frozenset[int]:
+        """Pids of the server and of all it started, as far as they live now or lived at an earlier look."""
+        if self._process is not None:
+            with contextlib.suppress(psutil.Error):
+                supervisor = psutil.Process(self._process.supervisor_pid)
+                self._seen |= {child.pid for child in supervisor.children(recursive=True)}
+        return frozenset(self._seen)
+
+    @property
+    def alive(self) -> bool:
+        """True while the server's first process lives."""
+        return self._process is not None and self._process.alive
+
+    def start(self, spawned: Callable[[int], None] = lambda _pid: None) -> None:
+        """Start the program and wait until it is ready: alive, healthy, the right model, one token generated.
+
+        `spawned` is called with the pid as soon as there is one.
+
+        Raises:
+            StartError: With phase, cause, exit code and log tail. The caller still calls `stop`.
+        """
+        began = time.monotonic()
+        environment = os.environ | self.backend.environment(self.spec)
+        try:
+            self._process = ServerProcess(self.argv, environment, self.log_path, self.log_path.parent)
+        except ProgramError as error:
+            raise self.failure(Phase.LAUNCH, str(error)) from error
+        assert self._process.pid is not None
+        spawned(self._process.pid)
+        self._await_health(began + self.limits.ready_seconds)
+        self._check_listener()
+        self._check_model()
+        self._first_token()
+        self.load_seconds = time.monotonic() - began
+
+    def _await_health(self, deadline: float) -> None:
+        assert self._process is not None
+        health = Health(ready=False, detail="no answer on the port")
+        answered = False
+        while not health.ready:
+            if not self._process.alive:
+                raise self.failure(Phase.LOAD if answered else Phase.LAUNCH, self.death())
+            if (answer := self._control.get(self.backend.health_path)) is not None:
+                answered = True
+                health = self.backend.read_health(*answer)
+            if not health.ready and time.monotonic() >= deadline:
+                state = "still loading" if health.loading else health.detail
+                cause = f"not ready after {self.limits.ready_seconds:g} s; last state: {state}"
+                raise self.failure(Phase.LOAD, cause, state=state)
+            if not health.ready:
+                self._process.wait(_POLL_SECONDS)
+
+    def death(self) -> str:
+        """Say why the process is gone, in the words of its log where these are known."""
+        code = self._process.exit_code if self._process else None
+        ended = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+        facts = self.log_facts()
+        for lines, what in ((facts.oom_lines, "out of memory"), (facts.fatal_lines, "fatal error")):
+            if lines:
+                return f"{what} ({ended}): {lines[0]}"
+        return f"the server ended with {ended}"
+
+    def _check_listener(self) -> None:
+        """Make sure that the answer came from our process and not from a squatter on the port."""
+        owner = listener(self.spec.port)
+        if owner is None or self.pid is None:
+            self.notes.append("the owner of the port could not be read")
+            return
+        try:
+            name = owner.name()
+        except psutil.Error:
+            name = "?"
+        if owner.pid not in self.tree:
+            cause = f"port {self.spec.port} is held by pid {owner.pid} ({name}), which this run did not start"
+            raise self.failure(Phase.READY, cause)
+
+    def _check_model(self) -> None:
+        if self.backend.props_path is None:
+            return
+        body = self._control.get_json(self.backend.props_path)
+        if body is None:
+            self.notes.append(f"{self.backend.props_path} did not answer: the model served is not confirmed")
+            return
+        self.served = self.backend.read_props(body)
+        if self.served.name is not None and self.served.name != self.spec.model_name:
+            cause = f"ready for another model: serves {self.served.name!r}, wanted {self.spec.model_name!r}"
+            raise self.failure(Phase.READY, cause)
+
+    def _first_token(self) -> None:
+        seconds = min(_FIRST_TOKEN_SECONDS, self.limits.request_seconds)
+        answer = self.chat(ChatRequest(prompt="Say hello.", max_tokens=1), RequestKind.READY, "ready", timeout=seconds)
+        if answer.error is not None or answer.first_token is None:
+            health = self._control.get(self.backend.health_path)
+            state = f"health {health[0]}" if health else "health does not answer"
+            what = answer.error or "the answer held no token"
+            if not self.alive:
+                raise self.failure(Phase.READY, self.death())
+            raise self.failure(Phase.READY, f"healthy, but it does not generate: {what} ({state})", state=state)
+
+    def chat(
+        self,
+        request: ChatRequest,
+        kind: RequestKind,
+        name: str,
+        *,
+        timeout: float | None = None,
+        expect: Sequence[str] = (),
+        fill: float | None = None,
+        depth: float | None = None,
+    ) -> RequestRecord:
+        """Send one streamed request and record it. Errors are in the record, never raised."""
+        result = self._client.stream(
+            self.backend.chat_path,
+            self.backend.request(self.spec, request),
+            timeout if timeout is not None else self.limits.request_seconds,
+        )
+        return record(
+            kind=kind,
+            name=name,
+            sent=result.sent,
+            status=result.status,
+            events=parse_events(result.chunks),
+            read_event=self.backend.read_event,
+            finished=result.finished,
+            error=result.error,
+            body_text=result.body_text,
+            prompt=request.prompt,
+            expect=tuple(expect),
+            wanted_output_tokens=request.max_tokens if request.ignore_eos else None,
+            fill=fill,
+            depth=depth,
+            client_lag=result.client_lag,
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """Return the server's own counters; empty where it has none or does not answer."""
+        if self.backend.metrics_path is None:
+            return {}
+        answer = self._control.get(self.backend.metrics_path)
+        return self.backend.read_metrics(answer[1]) if answer is not None and answer[0] == 200 else {}
+
+    def log_facts(self) -> LogFacts:
+        """Read the log as far as it is written; only the first 4 MiB, where loading is described, and the tail."""
+        try:
+            with self.log_path.open("rb") as file:
+                head = file.read(_LOG_LIMIT)
+        except OSError:
+            return LogFacts()
+        text = head.decode("utf-8", "replace")
+        if len(head) == _LOG_LIMIT:
+            text += "\n" + "\n".join(tail(self.log_path, 200))
+        return self.backend.read_log(text)
+
+    def failure(self, phase: Phase, cause: str, *, state: str = "") -> StartError:
+        """Build the error of this start from what is known now."""
+        return StartError(
+            StartFailure(
+                phase=phase,
+                cause=cause,
+                exit_code=self._process.exit_code if self._process else None,
+                state=state,
+                log_path=str(self.log_path),
+                log_tail=tail(self.log_path),
+                out_of_memory=bool(self.log_facts().oom_lines),
+            )
+        )
+
+    def stop(self) -> StopReport:
+        """End the server and everything it started. Safe to call more than once, and before `start`."""
+        self._control.close()
+        return self._process.stop() if self._process else StopReport(exit_code=None)

@@ -1,0 +1,322 @@
+"""The composition root: what was asked, what was found, what was measured, and the first cause when something broke."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+from pytest_moegpu import __version__
+from pytest_moegpu.checks import get_check
+from pytest_moegpu.checks.memory import RETURN_SLACK_BYTES
+from pytest_moegpu.core.evidence import (
+    DeviceProcess,
+    Evidence,
+    Part,
+    Phase,
+    Preflight,
+    StartEvidence,
+    StartFailure,
+)
+from pytest_moegpu.core.identity import identity, prompt_hash
+from pytest_moegpu.core.model import KnownAnswer, LaunchSpec, Scenario, Stack
+from pytest_moegpu.core.record import RUN_SCHEMA, RunRecord
+from pytest_moegpu.core.units import format_bytes
+from pytest_moegpu.core.verdict import Verdict
+from pytest_moegpu.errors import ProbeError
+from pytest_moegpu.host.control import free_port
+from pytest_moegpu.host.stack import host_facts, os_class
+from pytest_moegpu.host.store import Bundle, RunStore
+from pytest_moegpu.options import Options
+from pytest_moegpu.questions import Question
+from pytest_moegpu.session.judge import compare_metric, finish
+from pytest_moegpu.session.measure import Recorded, StartRun, used
+from pytest_moegpu.session.progress import Named, Progress
+from pytest_moegpu.session.server import Server, new_key
+from pytest_moegpu.session.target import Target, resolve
+from pytest_moegpu.session.workload import Workload
+
+__all__ = ["CHECK_VERSION", "Needs", "Session"]
+
+CHECK_VERSION = 1
+"""Raised whenever a metric or check changes its meaning; older baselines are then not comparable."""
+
+_HOST = "127.0.0.1"
+
+
+@dataclass
+class Needs:
+    """What the selected tests want from one scenario, gathered before anything is started."""
+
+    parts: set[Part] = field(default_factory=set)
+    answers: dict[KnownAnswer, None] = field(default_factory=dict)
+    context_tokens: set[int] = field(default_factory=set)
+
+
+class Session:
+    """One run. Measures a scenario once, when the first test asks for it, with the parts that all tests need."""
+
+    def __init__(self, options: Options, progress: Progress, target: Target | None = None) -> None:
+        self.options = options
+        self.progress = progress
+        self.target = target or resolve(options, progress)
+        self.started_at = datetime.now(UTC)
+        self._bundle: Bundle | None = None
+        self.verdicts: list[Verdict] = []
+        self._needs: dict[str, Needs] = {}
+        self._evidence: dict[str, Evidence] = {}
+        self._live: Server | None = None
+        self._live_name = ""
+        self._starts = 0
+        self._unusable = ""
+
+    @property
+    def measured(self) -> Bundle | None:
+        """The bundle of this run; None while nothing was started."""
+        return self._bundle
+
+    @property
+    def bundle(self) -> Bundle:
+        """The bundle of this run, made when it is first needed: collecting tests leaves no trace."""
+        if self._bundle is None:
+            store = RunStore(self.options.runs)
+            self._bundle = store.create(self.target.profile.name, self.started_at.astimezone())
+            self.save("running")
+        return self._bundle
+
+    def failure(self, scenario: str) -> StartFailure | None:
+        """Return the first cause of a broken scenario."""
+        evidence = self._evidence.get(scenario)
+        return evidence.failure if evidence is not None else None
+
+    def needs(self, scenario: str) -> Needs:
+        """Return what is gathered for a scenario, to add to."""
+        return self._needs.setdefault(scenario, Needs())
+
+    def evidence(self, name: str, parts: frozenset[Part] = frozenset()) -> Evidence:
+        """Return the evidence of a scenario, measured now if these parts are not there yet.
+
+        A broken start is not tried again: its failure is in the evidence, and is the first cause for all that follows.
+        """
+        scenario = self.target.scenario(name)
+        needs = self.needs(name)
+        known = self._evidence.get(name)
+        if known is not None and (known.failure is not None or all(parts <= set(s.parts) for s in known.starts)):
+            return known
+        # What was measured before is kept: a later request adds starts that hold the missing parts as well.
+        needs.parts |= parts
+        if known is not None and known.starts:
+            needs.parts |= {part for start in known.starts for part in start.parts}
+            known = replace(known, starts=())
+        return self._measure(scenario, known, self.options.starts)
+
+    def more_starts(self, name: str, total: int) -> Evidence:
+        """Go on to `total` starts of a scenario; the long context prompts are not repeated."""
+        return self._measure(self.target.scenario(name), self.evidence(name), total)
+
+    def _measure(self, scenario: Scenario, known: Evidence | None, total: int) -> Evidence:
+        self.stop_live()
+        evidence = known or self._open(scenario)
+        while len(evidence.starts) < total and evidence.failure is None:
+            number = len(evidence.starts) + 1
+            recorded = self._one(scenario, number, total)
+            evidence = replace(
+                evidence,
+                starts=(*evidence.starts, recorded.start),
+                stack=replace(evidence.stack, libraries=recorded.libraries or evidence.stack.libraries),
+            )
+            self._evidence[scenario.name] = evidence
+            self.save("running")
+        self.progress.done()
+        return evidence
+
+    def _open(self, scenario: Scenario) -> Evidence:
+        """Describe what is about to be measured, before the first start."""
+        t = self.target
+        reading = t.probe.read(0.0, Phase.PREFLIGHT)
+        free = [sample.free_bytes for sample in reading if sample.free_bytes is not None]
+        warmest = max((s.temperature_c for s in reading if s.temperature_c is not None), default=None)
+        versions = t.probe.versions()
+        return Evidence(
+            profile=t.profile.name,
+            scenario=scenario.name,
+            backend=t.backend.name,
+            gpus=t.gpus,
+            stack=Stack(
+                driver=versions.get("driver"),
+                cuda_driver=versions.get("cuda_driver"),
+                toolkit=t.engine.toolkit,
+                engine=t.backend.name,
+                engine_version=t.engine.version,
+                engine_build=t.engine.build,
+                kernel=host_facts()["kernel"],
+            ),
+            identity=identity(
+                gpus=t.gpus,
+                backend=t.backend.name,
+                model=t.file,
+                settings=scenario.settings,
+                workload_hash=prompt_hash(scenario.workload, t.model.known_answers),
+                memory_version=t.probe.memory_version,
+                os_class=os_class(),
+                check_version=CHECK_VERSION,
+            ),
+            noted=host_facts() | {"model.path": t.file.path, "gpu.uuid": ", ".join(g.uuid or "?" for g in t.gpus)},
+            preflight=Preflight(
+                idle_bytes=used(reading),
+                free_bytes=sum(free) if len(free) == len(reading) else None,
+                total_bytes=sum(gpu.memory_bytes for gpu in t.gpus),
+                processes=self._present(),
+                temperature_c=warmest,
+            ),
+            check_version=CHECK_VERSION,
+        )
+
+    def _present(self) -> tuple[DeviceProcess, ...]:
+        try:
+            return self.target.probe.processes()
+        except ProbeError:
+            # Not known is not busy; each start looks again and notes what it could not see.
+            return ()
+
+    def _one(self, scenario: Scenario, number: int, total: int) -> Recorded:
+        needs = self.needs(scenario.name)
+        # Contexts are about whether they work, not how fast to the percent: the first start answers that.
+        parts = frozenset(needs.parts - ({Part.CONTEXT} if number > 1 else set()))
+        progress = Named(self.progress, f"{scenario.name} start {number}/{total}")
+        server = self.server(scenario, number)
+        fills = {round(fill * scenario.settings.context) for fill in scenario.workload.context_fills}
+        workload = Workload(
+            server=server,
+            scenario=scenario,
+            answers=(*self.target.model.known_answers, *needs.answers),
+            context_tokens=tuple(sorted(fills | needs.context_tokens)),
+            enter=lambda _phase: None,
+            progress=progress,
+        )
+        run = StartRun(
+            server=server,
+            probe=self.target.probe,
+            number=number,
+            workload=workload,
+            parts=parts,
+            progress=progress,
+            refuse=self._unusable,
+        )
+        recorded = run.run()
+        self._guard(recorded.start)
+        self.bundle.write_telemetry(scenario.name, number, recorded.samples)
+        return recorded
+
+    def _guard(self, start: StartEvidence) -> None:
+        """Fail closed: after a start that left something behind, nothing more is started on these devices."""
+        if start.left_over:
+            self._unusable = f"start {start.number} left pids {', '.join(map(str, start.left_over))} behind"
+        elif start.idle_bytes is not None and start.after_bytes is not None:
+            rest = start.after_bytes - start.idle_bytes
+            if rest > RETURN_SLACK_BYTES:
+                self._unusable = f"start {start.number} left {format_bytes(rest)} on the device, held by nobody known"
+
+    def server(self, scenario: Scenario, number: int) -> Server:
+        """Build a server of a scenario, not started."""
+        t = self.target
+        spec = LaunchSpec(
+            program=t.program,
+            model_path=t.file.path,
+            model_name=t.model.name,
+            settings=scenario.settings,
+            host=_HOST,
+            port=free_port(_HOST),
+            api_key=new_key(),
+            devices=tuple(g.index for g in t.gpus) if t.profile.probe == "nvml" else (),
+            device_kind=t.profile.gpu.kind,
+        )
+        return Server(t.backend, spec, scenario.limits, self.bundle.log_path(scenario.name, number))
+
+    def live(self, name: str) -> Server:
+        """Return a running server of a scenario for tests that talk to it; one server lives at a time.
+
+        Raises:
+            StartError: It did not come up.
+        """
+        if self._live is not None and self._live.alive and self._live_name == name:
+            return self._live
+        self.stop_live()
+        self._starts += 1
+        self._live, self._live_name = self.server(self.target.scenario(name), 100 + self._starts), name
+        try:
+            self._live.start()
+        except BaseException:
+            self.stop_live()
+            raise
+        return self._live
+
+    def stop_live(self) -> None:
+        """End the live server, if there is one."""
+        if self._live is not None:
+            live, self._live = self._live, None
+            live.stop()
+
+    def judge(self, question: Question, name: str) -> tuple[Verdict, ...]:
+        """Answer one question about a scenario.
+
+        Raises:
+            UserError: No such check or scenario.
+        """
+        check = get_check(question.check)
+        evidence = question.narrow(self.evidence(name, check.needs))
+        judge = question.judge or check.judge
+        verdicts = judge(evidence, question.change(self.target.scenario(name)), self.target.profile)
+        return self.keep(tuple(v for v in verdicts if question.only(v)))
+
+    def compare(self, metric: str, name: str) -> tuple[Verdict, ...]:
+        """Compare one metric of a scenario with its baseline, with more starts while that can settle it."""
+        return self.keep((compare_metric(self, metric, name),))
+
+    def keep(self, verdicts: tuple[Verdict, ...]) -> tuple[Verdict, ...]:
+        """Complete verdicts with run, log and rerun line, and remember them."""
+        done = tuple(finish(verdict, self.bundle.folder, self.options) for verdict in verdicts)
+        self.verdicts.extend(v for v in done if v not in self.verdicts)
+        return done
+
+    def facts(self) -> tuple[tuple[str, str], ...]:
+        """Return what this run is, for headers, reports and JUnit."""
+        t = self.target
+        versions = t.probe.versions()
+        return (
+            ("profile", t.profile.name),
+            ("GPU", "; ".join(f"{g.name}, {format_bytes(g.memory_bytes)}" for g in t.gpus)),
+            ("driver", versions.get("driver", "none")),
+            ("CUDA driver", versions.get("cuda_driver", "none")),
+            ("engine", f"{t.backend.name} {t.engine.version or 'of unknown version'}"),
+            ("model", f"{t.model.title}, {t.file.quantisation}, {format_bytes(t.file.size_bytes)}"),
+            *((("run", str(self._bundle.folder)),) if self._bundle is not None else ()),
+        )
+
+    def save(self, status: str) -> None:
+        """Write run.json as far as things are known; nothing when nothing was started."""
+        if self._bundle is None:
+            return
+        over = status != "running"
+        self._bundle.write(
+            RunRecord(
+                schema=RUN_SCHEMA,
+                id=self.bundle.id,
+                status=status,
+                started_at=self.started_at.isoformat(timespec="seconds"),
+                finished_at=datetime.now(UTC).isoformat(timespec="seconds") if over else None,
+                moegpu_version=__version__,
+                profile=self.target.profile.name,
+                command=self.options.command,
+                host=host_facts(),
+                evidence=tuple(self._evidence.values()),
+                verdicts=tuple(self.verdicts),
+            )
+        )
+
+    def close(self, status: str) -> None:
+        """End whatever still runs, write the bundle for the last time, let go of the device."""
+        try:
+            self.stop_live()
+        finally:
+            self.save(status)
+            self.target.probe.close()

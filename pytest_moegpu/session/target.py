@@ -1,0 +1,177 @@
+"""What will be measured: profile, GPU, backend, program and model, found and checked before any GPU time is spent."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pytest_moegpu.backends import get_backend
+from pytest_moegpu.backends.base import Backend, EngineVersion
+from pytest_moegpu.catalog import Catalog
+from pytest_moegpu.core.model import DeviceKind, Gpu, ModelFacts, ModelFile, Profile, Scenario
+from pytest_moegpu.core.units import format_bytes
+from pytest_moegpu.errors import DeviceError, ProbeError, UserError, nearest
+from pytest_moegpu.host.fetch import fetch_model
+from pytest_moegpu.host.hostmem import HostProbe
+from pytest_moegpu.host.modelfile import facts_of, model_file, read_gguf
+from pytest_moegpu.host.nvml import NvmlProbe
+from pytest_moegpu.host.probe import Probe
+from pytest_moegpu.host.stack import find_program, program_output
+from pytest_moegpu.options import Options
+from pytest_moegpu.session.progress import Progress
+
+__all__ = ["EMBEDDED", "Target", "open_probe", "resolve"]
+
+EMBEDDED = "embedded"
+"""Value of `program` that stands for the llama.cpp server inside the xllamacpp wheel."""
+_EMBEDDED_ARGV = (sys.executable, "-m", "pytest_moegpu.host.embedded_server")
+_MODEL_VARIABLE = "MOEGPU_MODEL"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """Everything fixed for one run."""
+
+    profile: Profile
+    scenarios: tuple[Scenario, ...]
+    backend: Backend
+    program: tuple[str, ...]
+    engine: EngineVersion
+    model: ModelFacts
+    file: ModelFile
+    probe: Probe
+    gpus: tuple[Gpu, ...]
+
+    def scenario(self, name: str) -> Scenario:
+        """Return a scenario of this run.
+
+        Raises:
+            UserError: It is not one of them.
+        """
+        for scenario in self.scenarios:
+            if scenario.name == name:
+                return scenario
+        names = [s.name for s in self.scenarios]
+        raise UserError(
+            f"scenario {name!r} is not part of this run{nearest(name, names)}; profile {self.profile.name} runs: "
+            f"{', '.join(names)}"
+        )
+
+
+def resolve(options: Options, progress: Progress) -> Target:
+    """Find everything a run needs.
+
+    Raises:
+        UserError: Something is unknown, missing or not what was asked for; the message tells what to do.
+    """
+    catalog = Catalog.load(options.catalog)
+    profile = catalog.profile(options.profile)
+    names = options.scenarios or profile.scenarios
+    backend = get_backend(options.backend or profile.backend)
+    probe, gpus = open_probe(profile, options.devices)
+    try:
+        program = _program(options, profile, backend)
+        engine = backend.read_version(program_output(backend.version_argv(program)))
+        model, file = _model(options, catalog, profile, progress)
+        scenarios = tuple(_scenario(catalog, name, profile, model) for name in names)
+    except BaseException:
+        probe.close()
+        raise
+    return Target(
+        profile=profile,
+        scenarios=scenarios,
+        backend=backend,
+        program=program,
+        engine=engine,
+        model=model,
+        file=file,
+        probe=probe,
+        gpus=gpus,
+    )
+
+
+def open_probe(profile: Profile, devices: tuple[str, ...]) -> tuple[Probe, tuple[Gpu, ...]]:
+    """Open the profile's probe on the devices asked for, and make sure that they are what the profile expects.
+
+    Raises:
+        DeviceError: No such GPU, or another one; says what was found and what was expected.
+    """
+    if profile.probe == "host":
+        if devices:
+            raise DeviceError(f"--moegpu-device: profile {profile.name} uses no GPU, so there is none to choose")
+        host = HostProbe()
+        return host, host.devices()
+    want = profile.gpu
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    try:
+        probe, gpus = _identify(devices, visible)
+        if not devices and len(gpus) > want.count:
+            fitting = [gpu for gpu in gpus if not want.names or gpu.name in want.names][: want.count]
+            probe.close()
+            probe, gpus = _identify([gpu.index for gpu in fitting or gpus[: want.count]], None)
+    except ProbeError as error:
+        raise DeviceError(f"profile {profile.name} expects {_expected(profile)}; found none: {error}") from error
+    wrong = [gpu for gpu in gpus if (want.names and gpu.name not in want.names) or gpu.memory_bytes < want.memory_bytes]
+    if wrong or len(gpus) != want.count:
+        probe.close()
+        found = ", ".join(f"{gpu.name} with {format_bytes(gpu.memory_bytes)}" for gpu in gpus) or "no GPU"
+        raise DeviceError(
+            f"profile {profile.name} expects {_expected(profile)}; found {found}. "
+            "--moegpu=list shows the profiles; a profile of your own goes into a --moegpu-catalog folder"
+        )
+    return probe, gpus
+
+
+def _identify(devices: Sequence[int | str], visible: str | None) -> tuple[NvmlProbe, tuple[Gpu, ...]]:
+    probe = NvmlProbe(devices, visible)
+    try:
+        return probe, probe.devices()
+    except BaseException:
+        probe.close()
+        raise
+
+
+def _expected(profile: Profile) -> str:
+    want = profile.gpu
+    names = " or ".join(want.names) or "any GPU"
+    return f"{want.count} x {names} with at least {format_bytes(want.memory_bytes)}"
+
+
+def _program(options: Options, profile: Profile, backend: Backend) -> tuple[str, ...]:
+    given = options.server or profile.program
+    if given == EMBEDDED:
+        return _EMBEDDED_ARGV
+    return (find_program(backend.program, backend.program_variable, given, os.environ),)
+
+
+def _model(options: Options, catalog: Catalog, profile: Profile, progress: Progress) -> tuple[ModelFacts, ModelFile]:
+    """Take the model file from the option, the environment, the profile, or the source of the profile's model."""
+    given = options.model or os.environ.get(_MODEL_VARIABLE) or profile.model_path
+    known = {model.name: model for model in catalog.models()}
+    if given and given not in known:
+        path = Path(given).expanduser()
+        gguf = read_gguf(path)
+        facts = catalog.match_model(gguf.architecture, gguf.layers, gguf.embedding, gguf.vocabulary)
+        return facts or facts_of(gguf), model_file(path)
+    facts = known[given] if given else catalog.model(profile.model)
+    if facts.source is None:
+        raise UserError(
+            f"profile {profile.name} serves {facts.title}, whose file is not fetched for you: give it with "
+            f"--moegpu-model=/path/to/file.gguf, in {_MODEL_VARIABLE}, or as `model_path` in a profile of your own"
+        )
+    return facts, model_file(fetch_model(facts, options.offline, say=progress.line))
+
+
+def _scenario(catalog: Catalog, name: str, profile: Profile, model: ModelFacts) -> Scenario:
+    scenario = catalog.scenario(name, profile)
+    if scenario.settings.context > model.context_train:
+        raise UserError(
+            f"scenario {name}: context {scenario.settings.context} is more than the {model.context_train} tokens "
+            f"{model.title} was trained for"
+        )
+    if profile.gpu.kind is DeviceKind.CPU and scenario.settings.gpu_layers is None:
+        return replace(scenario, settings=replace(scenario.settings, gpu_layers=0))
+    return scenario

@@ -1,0 +1,112 @@
+"""What is sent to a ready server, part by part."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pytest_moegpu.backends.base import ChatRequest
+from pytest_moegpu.core.evidence import Part, Phase, RequestKind, RequestRecord
+from pytest_moegpu.core.model import KnownAnswer, Scenario
+from pytest_moegpu.core.prompts import recall, throughput_prompt
+from pytest_moegpu.session.progress import Progress
+from pytest_moegpu.session.server import Server
+
+__all__ = ["Workload"]
+
+_CALIBRATION_TOKENS = 256
+# English filler measured on two tokenizers; the first answer with usage replaces it.
+_TOKENS_PER_SENTENCE = 12.0
+# The question, the chat template and the start of the answer, in tokens; measured 36 to 47 on SmolLM2 and Qwen.
+_CONTEXT_OVERHEAD = 48
+
+
+@dataclass
+class Workload:
+    """Sends the requests of one start and keeps their records. It stops at a dead server: the rest says nothing."""
+
+    server: Server
+    scenario: Scenario
+    answers: tuple[KnownAnswer, ...]
+    context_tokens: tuple[int, ...]
+    enter: Callable[[Phase], None]
+    progress: Progress
+
+    def __post_init__(self) -> None:
+        self.records: list[RequestRecord] = []
+        self._per_sentence = _TOKENS_PER_SENTENCE
+
+    def run(self, parts: frozenset[Part]) -> None:
+        """Send all parts asked for: correctness first, the long prompts last."""
+        for part, send in (
+            (Part.OUTPUT, self._output),
+            (Part.THROUGHPUT, self._throughput),
+            (Part.CONTEXT, self._context),
+        ):
+            if part in parts and self.server.alive:
+                began, before = time.monotonic(), len(self.records)
+                send()
+                count = len(self.records) - before
+                self.progress.line(f"{part}: {count} requests in {time.monotonic() - began:.1f} s")
+
+    def _chat(self, request: ChatRequest, kind: RequestKind, name: str, **more: object) -> RequestRecord:
+        record = self.server.chat(request, kind, name, **more)  # type: ignore[arg-type]
+        self.records.append(record)
+        return record
+
+    def _output(self) -> None:
+        self.enter(Phase.OUTPUT)
+        for number, answer in enumerate(self.answers, 1):
+            if not self.server.alive:
+                return
+            self.progress.live(f"known answer {number}/{len(self.answers)}")
+            request = ChatRequest(prompt=answer.prompt, max_tokens=answer.max_tokens)
+            self._chat(request, RequestKind.ANSWER, f"answer-{number}", expect=answer.expect)
+
+    def _calibrate(self) -> None:
+        """Learn how many tokens a sentence is for this model: one prompt, one token back."""
+        prompt = throughput_prompt(_CALIBRATION_TOKENS, _TOKENS_PER_SENTENCE, self.scenario.workload.seed - 1)
+        record = self._chat(ChatRequest(prompt=prompt, max_tokens=1), RequestKind.WARMUP, "calibration")
+        if record.prompt_tokens:
+            sentences = round(_CALIBRATION_TOKENS / _TOKENS_PER_SENTENCE)
+            self._per_sentence = max(1.0, (record.prompt_tokens - _CONTEXT_OVERHEAD / 2) / sentences)
+
+    def _throughput(self) -> None:
+        """One stream, one request after another; no two prompts share a prefix, and the answer has a fixed length."""
+        load = self.scenario.workload
+        self.enter(Phase.PREFILL)
+        self._calibrate()
+        for number in range(load.warmup_requests + load.requests):
+            if not self.server.alive:
+                return
+            warm = number >= load.warmup_requests
+            self.progress.live(f"throughput {number + 1}/{load.warmup_requests + load.requests}")
+            prompt = throughput_prompt(load.prompt_tokens, self._per_sentence, load.seed + number)
+            request = ChatRequest(prompt=prompt, max_tokens=load.output_tokens, ignore_eos=True, cache_prompt=False)
+            kind = RequestKind.THROUGHPUT if warm else RequestKind.WARMUP
+            self._chat(request, kind, f"throughput-{number + 1 - load.warmup_requests}" if warm else "warm-up")
+
+    def _context(self) -> None:
+        """Prompts of growing length with a fact at several depths, the deepest first so that a prefix cache helps."""
+        load = self.scenario.workload
+        self.enter(Phase.CONTEXT)
+        if not any(r.name == "calibration" for r in self.records):
+            self._calibrate()
+        context = self.scenario.settings.context
+        for tokens in self.context_tokens:
+            for depth in load.context_depths:
+                if not self.server.alive:
+                    return
+                self.progress.live(f"context {tokens} of {context} tokens, fact at {depth:.0%}")
+                output = max(8, min(load.context_output_tokens, context - tokens - 8))
+                fact = recall(tokens - _CONTEXT_OVERHEAD, self._per_sentence, depth, load.seed + tokens)
+                request = ChatRequest(prompt=fact.prompt, prefill=fact.prefill, max_tokens=output, ignore_eos=True)
+                self._chat(
+                    request,
+                    RequestKind.CONTEXT,
+                    f"context-{tokens}-{depth:g}",
+                    expect=(fact.answer,),
+                    fill=tokens / context,
+                    depth=depth,
+                )

@@ -1,0 +1,161 @@
+"""Small evidence for the checks: a healthy run by default, one thing changed at a time by each test."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from pytest_moegpu.core.evidence import Evidence, LogFacts, Part, Preflight, RequestKind, RequestRecord, StartEvidence
+from pytest_moegpu.core.model import (
+    DeviceKind,
+    Gpu,
+    GpuRequirement,
+    Limits,
+    Profile,
+    Scenario,
+    Settings,
+    Stack,
+    Workload,
+)
+from pytest_moegpu.core.units import GIB, MIB
+
+QUESTIONS = (
+    ("What is the capital of France?", "The capital of France is Paris.", "Paris"),
+    ("What is two plus two?", "Two plus two is 4.", "4"),
+    ("Which planet do we live on?", "We live on planet Earth, the third from the Sun.", "Earth"),
+)
+PROSE = (
+    "The lighthouse stood at the end of a narrow spit of land, and every evening its keeper climbed the stairs "
+    "to wind the clockwork that turned the lamp. Ships far out at sea took their bearings from it."
+)
+GPU_LOG = LogFacts(
+    offloaded_layers=41,
+    total_layers=41,
+    model_bytes={"CUDA0": 20 * GIB, "CPU_Mapped": 300 * MIB},
+    kv_bytes={"CUDA0": 500 * MIB},
+    compute_bytes={"CUDA0": 400 * MIB, "CUDA_Host": 20 * MIB},
+)
+CPU_LOG = LogFacts(model_bytes={"CPU_Mapped": 93 * MIB}, kv_bytes={"CPU": 45 * MIB})
+
+
+def gpu(**changes: Any) -> Gpu:
+    card = Gpu(index=0, name="NVIDIA GeForce RTX 3090", memory_bytes=24 * GIB, power_limit_watts=350.0)
+    return replace(card, **changes)
+
+
+def profile(kind: DeviceKind = DeviceKind.GPU, **changes: Any) -> Profile:
+    names = ("NVIDIA GeForce RTX 3090",) if kind is DeviceKind.GPU else ()
+    memory = 24 * GIB if kind is DeviceKind.GPU else 0
+    base = Profile(
+        name="rtx3090",
+        title="one card",
+        probe="replay",
+        backend="llamacpp",
+        model="m",
+        gpu=GpuRequirement(names=names, memory_bytes=memory, kind=kind),
+        scenarios=("balanced-6k",),
+    )
+    return replace(base, **changes)
+
+
+def scenario(*, settings: Settings | None = None, workload: Workload | None = None, **limits: Any) -> Scenario:
+    return Scenario(
+        name="balanced-6k",
+        title="balanced",
+        settings=settings or Settings(context=2048),
+        workload=workload or Workload(context_fills=(0.5, 0.95), context_depths=(0.9, 0.1)),
+        limits=Limits(**limits),
+    )
+
+
+def answers() -> tuple[RequestRecord, ...]:
+    return tuple(
+        RequestRecord(
+            kind=RequestKind.ANSWER,
+            name=f"answer-{i}",
+            sent=float(i),
+            prompt=prompt,
+            text=text,
+            expect=(word,),
+            finish_reason="stop",
+        )
+        for i, (prompt, text, word) in enumerate(QUESTIONS)
+    )
+
+
+def stream(rate: float = 100.0, **changes: Any) -> RequestRecord:
+    """A throughput request of 101 tokens: TTFT 0.5 s, prefill 2000 tok/s, decode `rate` tok/s."""
+    record = RequestRecord(
+        kind=RequestKind.THROUGHPUT,
+        name="throughput",
+        sent=10.0,
+        first_event=10.4,
+        first_token=10.5,
+        last_token=10.5 + 100 / rate,
+        finished=10.6 + 100 / rate,
+        prompt_tokens=1000,
+        cached_tokens=0,
+        output_tokens=101,
+        wanted_output_tokens=101,
+        token_source="usage",
+        text=PROSE,
+        finish_reason="length",
+        status=200,
+        prompt="Tell me of a lighthouse.",
+        client_lag=0.0001,
+    )
+    return replace(record, **changes)
+
+
+def recall(fill: float, depth: float = 0.9, **changes: Any) -> RequestRecord:
+    """A context request whose answer is right and comes at 80 tok/s."""
+    record = stream(
+        80.0,
+        kind=RequestKind.CONTEXT,
+        name=f"context-{fill}-{depth}",
+        prompt_tokens=int(fill * 2048),
+        fill=fill,
+        depth=depth,
+        expect=("heron",),
+        text="The password in the letter was heron, as the note near the end of the text says.",
+        finish_reason="stop",
+    )
+    return replace(record, **changes)
+
+
+def contexts() -> tuple[RequestRecord, ...]:
+    return tuple(recall(fill, depth) for fill in (0.5, 0.95) for depth in (0.9, 0.1))
+
+
+def start(number: int = 1, **changes: Any) -> StartEvidence:
+    whole = StartEvidence(
+        number=number,
+        started_at="2026-11-30T10:00:00Z",
+        parts=tuple(Part),
+        load_seconds=4.0,
+        idle_bytes=10 * MIB,
+        after_bytes=10 * MIB,
+        return_seconds=0.2,
+        peaks={"load": 20 * GIB, "decode": 21 * GIB},
+        samples=100,
+        requests=(*answers(), *(stream() for _ in range(3)), *contexts()),
+        log=GPU_LOG,
+        event_reasons={"prefill": 0, "decode": 0x4},
+        log_path=f"runs/x/server-{number}.log",
+        log_tail=("loading", "ready"),
+    )
+    return replace(whole, **changes)
+
+
+def evidence(*starts: StartEvidence, **changes: Any) -> Evidence:
+    run = Evidence(
+        profile="rtx3090",
+        scenario="balanced-6k",
+        backend="llamacpp",
+        gpus=(gpu(),),
+        stack=Stack(driver="580.159", cuda_driver="13.0"),
+        identity={},
+        preflight=Preflight(idle_bytes=10 * MIB, free_bytes=23 * GIB, total_bytes=24 * GIB),
+        starts=starts or (start(1), start(2)),
+    )
+    return replace(run, **changes)

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from typing import Any
+
+from pytest_moegpu.checks.memory import RETURN_SLACK_BYTES, judge
+from pytest_moegpu.core.evidence import Evidence, Phase, Preflight, StartEvidence, StartFailure
+from pytest_moegpu.core.units import GIB, MIB
+from pytest_moegpu.core.verdict import FailedClass, Outcome, Verdict
+from tests.unit.builders import evidence, profile, scenario, start
+
+
+def both(*starts: StartEvidence, run: Evidence | None = None, **limits: Any) -> tuple[Verdict, Verdict]:
+    peak, idle = judge(run or evidence(*starts), scenario(**limits), profile())
+    return peak, idle
+
+
+def test_within_budget_and_back_to_idle_passes() -> None:
+    peak, idle = both(memory_budget_bytes=22 * GIB)
+    assert (peak.outcome, idle.outcome) == (Outcome.PASS, Outcome.PASS)
+    assert (peak.value, peak.limit) == (21 * GIB - 10 * MIB, 22 * GIB)
+    assert ("parts", "weights 20.00 GiB, KV 500 MiB, compute 400 MiB") in peak.lines
+    assert peak.phase is Phase.DECODE
+
+
+def test_over_budget_fails_by_how_much_even_with_few_readings() -> None:
+    peak, _ = both(start(1), start(2, peaks={"prefill": 23 * GIB}, samples=3), memory_budget_bytes=22 * GIB)
+    assert (peak.outcome, peak.failed_class, peak.phase) == (Outcome.FAILED, FailedClass.MEMORY, Phase.PREFILL)
+    assert peak.reason == "1014 MiB over the budget of the scenario"
+    assert peak.lines[0] == ("peak", "start 2, phase prefill")
+    assert "only 3 memory readings" in peak.findings[0]
+
+
+def test_without_a_budget_the_device_less_its_reserve_is_one() -> None:
+    assert both()[0].outcome is Outcome.PASS
+    peak, _ = both(memory_reserve_bytes=4 * GIB)
+    assert peak.outcome is Outcome.FAILED
+    assert peak.limit == 20 * GIB - 10 * MIB
+
+
+def test_few_or_no_readings_are_inconclusive() -> None:
+    few, _ = both(start(1, samples=9), memory_budget_bytes=22 * GIB)
+    assert few.outcome is Outcome.INCONCLUSIVE
+    assert few.reason == "start 1: only 9 memory readings, at least 10 needed"
+    none, idle = both(start(1, peaks={}, after_bytes=None))
+    assert (none.outcome, idle.outcome) == (Outcome.INCONCLUSIVE, Outcome.INCONCLUSIVE)
+
+
+def test_one_unread_start_is_inconclusive() -> None:
+    peak, _ = both(start(1), start(2, peaks={}))
+    assert (peak.outcome, peak.reason) == (Outcome.INCONCLUSIVE, "start 2: memory was not read")
+
+
+def test_memory_kept_or_a_process_left_is_a_leak() -> None:
+    kept = 10 * MIB + RETURN_SLACK_BYTES
+    assert both(start(1, after_bytes=kept))[1].outcome is Outcome.PASS
+    _, idle = both(start(1), start(2, after_bytes=kept + MIB, left_over=(71, 72)))
+    assert (idle.outcome, idle.failed_class, idle.phase) == (Outcome.FAILED, FailedClass.STABILITY, Phase.STOP)
+    assert idle.reason == "start 2: processes left over: pid 71, 72, 65 MiB not given back"
+
+
+def test_out_of_memory_fails_and_the_leak_is_still_judged() -> None:
+    failure = StartFailure(phase=Phase.LOAD, cause="cudaMalloc failed", out_of_memory=True)
+    broken, idle = both(start(1, failure=failure, after_bytes=2 * GIB))
+    assert (broken.outcome, broken.failed_class) == (Outcome.FAILED, FailedClass.MEMORY)
+    assert broken.reason == "out of memory: cudaMalloc failed"
+    assert idle.outcome is Outcome.FAILED
+
+
+def test_server_that_was_never_up_has_no_idle_verdict() -> None:
+    failure = StartFailure(phase=Phase.LAUNCH, cause="no such program")
+    verdicts = judge(evidence(start(1, failure=failure, after_bytes=None)), scenario(), profile())
+    assert [v.outcome for v in verdicts] == [Outcome.ERROR]
+
+
+def test_peak_of_loading_alone_is_not_judged() -> None:
+    peak, _ = both(start(1, requests=()))
+    assert peak.outcome is Outcome.ERROR
+    assert peak.reason == "nothing was measured: no throughput request was sent in any start"
+
+
+def test_unknown_device_size_without_a_budget_is_inconclusive() -> None:
+    unsized, _ = both(run=evidence(start(1), gpus=(), preflight=Preflight()))
+    assert unsized.outcome is Outcome.INCONCLUSIVE
+    assert "the size of the device is not known" in unsized.reason

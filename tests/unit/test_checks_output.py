@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pytest_moegpu.checks.output import judge
+from pytest_moegpu.core.evidence import Phase, RequestRecord, StartFailure
+from pytest_moegpu.core.verdict import FailedClass, Outcome, Verdict
+from tests.unit.builders import answers, evidence, profile, scenario, start, stream
+
+
+def both(*starts: tuple[RequestRecord, ...]) -> tuple[Verdict, Verdict]:
+    run = evidence(*(start(i, requests=requests) for i, requests in enumerate(starts, 1)))
+    known, form = judge(run, scenario(), profile())
+    return known, form
+
+
+def test_right_answers_in_good_text_pass() -> None:
+    known, form = both(answers(), answers())
+    assert (known.outcome, form.outcome) == (Outcome.PASS, Outcome.PASS)
+    assert known.reason == "6 of 6 right"
+    assert known.findings == ()
+
+
+def test_case_does_not_matter() -> None:
+    first, *others = answers()
+    known, _ = both((replace(first, text="It is PARIS, of course."), *others))
+    assert known.outcome is Outcome.PASS
+
+
+def test_wrong_answer_fails_and_is_quoted() -> None:
+    first, *others = answers()
+    known, _ = both(answers(), (replace(first, text="The capital of France is Lyon, " + "as all know " * 20), *others))
+    assert (known.outcome, known.failed_class, known.reason) == (
+        Outcome.FAILED,
+        FailedClass.CORRECTNESS,
+        "5 of 6 right",
+    )
+    lines = dict(known.lines)
+    assert lines["start"] == "2, request answer-0"
+    assert lines["prompt"] == "'What is the capital of France?'"
+    assert lines["expected"] == "'Paris'"
+    assert lines["got"].startswith("'The capital of France is Lyon")
+    assert len(lines["got"]) == 122
+    assert "different answers" in known.findings[0]
+    assert known.log_path == "runs/x/server-2.log"
+
+
+def test_failed_request_is_a_stability_fault() -> None:
+    first, *others = answers()
+    known, _ = both((replace(first, text="", error="HTTP 500: slot died"), *others))
+    assert (known.outcome, known.failed_class) == (Outcome.FAILED, FailedClass.STABILITY)
+    assert ("error", "'HTTP 500: slot died'") in known.lines
+
+
+def test_too_few_questions_are_inconclusive_however_often_asked() -> None:
+    known, _ = both(answers()[:2], answers()[:2])
+    assert known.outcome is Outcome.INCONCLUSIVE
+    assert known.reason == "too few: 2 questions, at least 3 needed"
+
+
+def test_answer_cut_off_while_reasoning_is_inconclusive() -> None:
+    first, *others = answers()
+    thought = "The user asks for the capital of France, so I should recall"
+    known, _ = both((replace(first, text="", reasoning=thought, finish_reason="length"), *others))
+    assert known.outcome is Outcome.INCONCLUSIVE
+
+
+def test_different_right_answers_are_a_note() -> None:
+    first, *others = answers()
+    known, _ = both(answers(), (replace(first, text="Paris is its capital."), *others))
+    assert known.outcome is Outcome.PASS
+    assert known.findings[0].startswith("note: 2 different answers to 'What is the capital of France?'")
+
+
+def test_broken_text_anywhere_fails() -> None:
+    known, form = both((*answers(), stream(text="@" * 300)))
+    assert known.outcome is Outcome.PASS
+    assert (form.outcome, form.failed_class, form.phase) == (Outcome.FAILED, FailedClass.CORRECTNESS, Phase.DECODE)
+    assert dict(form.lines)["text"].startswith("'@@@@")
+    assert "at character" in dict(form.lines)["finding"]
+
+
+def test_nothing_asked_is_an_error() -> None:
+    (verdict,) = judge(evidence(start(requests=(stream(),))), scenario(), profile())
+    assert verdict.outcome is Outcome.ERROR
+    assert verdict.reason == "nothing was measured: no answer request was sent in any start"
+
+
+def test_no_text_at_all_is_an_error() -> None:
+    _, form = both(tuple(replace(a, error="refused", text="") for a in answers()))
+    assert form.outcome is Outcome.ERROR
+
+
+def test_break_after_the_answers_does_not_spoil_them() -> None:
+    later = StartFailure(phase=Phase.DECODE, cause="server died")
+    known, _ = judge(evidence(start(failure=later)), scenario(), profile())
+    assert known.outcome is Outcome.PASS
+    (verdict,) = judge(evidence(start(failure=replace(later, phase=Phase.OUTPUT))), scenario(), profile())
+    assert verdict.outcome is Outcome.ERROR
