@@ -14,7 +14,7 @@ from typing import NoReturn
 from pytest_moegpu import __version__
 from pytest_moegpu.errors import MoegpuError, nearest
 
-__all__ = ["main"]
+__all__ = ["VERBS", "main", "parser"]
 
 _USAGE = 3
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -61,12 +62,13 @@ class Spec:
     def checks(self) -> tuple[str, ...]:
         """Names of the checks that these markers stand for."""
         wanted = {
-            self.check or "": self.check is not None,
             "output": bool(self.answers) or self.known_answers,
             "context": bool(self.context_tokens),
             "memory": self.budget_bytes is not None,
             "throughput": bool(self.throughput),
         }
+        if self.check is not None:
+            wanted[self.check] = True
         return tuple(name for name, asked in wanted.items() if asked)
 
 
@@ -131,7 +133,10 @@ def _budget(found: dict[str, Any]) -> int:
     budget = found.get("budget")
     if not isinstance(budget, str):
         raise MarkerError(f'@moegpu_memory(budget={budget!r}): a size with its unit, such as "23 GiB"')
-    return parse_bytes(budget)
+    try:
+        return parse_bytes(budget)
+    except UserError as error:
+        raise MarkerError(f"@moegpu_memory(budget={budget!r}): {error}") from error
 
 
 def _throughput(found: dict[str, Any]) -> ThroughputSpec:
@@ -145,7 +150,9 @@ def _throughput(found: dict[str, Any]) -> ThroughputSpec:
             f"@moegpu_throughput: {METRICS[metric].better} {metric} is better, so its limit is {right}=, not {wrong}="
         )
     limit = found.get(right)
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float) or limit <= 0):
+    if limit is not None and (
+        isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit < math.inf
+    ):
         raise MarkerError(f"@moegpu_throughput({right}={limit!r}): a number above 0, in {METRICS[metric].unit}")
     return ThroughputSpec(metric=metric, limit=None if limit is None else float(limit))
 
@@ -159,7 +166,7 @@ def _tokens(found: dict[str, Any]) -> int:
 
 def _answer(found: dict[str, Any]) -> tuple[str, tuple[str, ...], int]:
     prompt, expect = found.get("prompt"), found.get("expect")
-    wanted = (expect,) if isinstance(expect, str) else tuple(expect or ())
+    wanted = tuple(expect) if isinstance(expect, list | tuple) else (expect,)
     if not isinstance(prompt, str) or not prompt or not wanted or not all(isinstance(w, str) and w for w in wanted):
         raise MarkerError(
             "@moegpu_output needs both prompt= and expect= (a text or a list of alternatives), or neither"

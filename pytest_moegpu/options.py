@@ -46,7 +46,7 @@ class Options:
         """Read the options of a run that has a profile.
 
         Raises:
-            UserError: Two profiles, or a number out of range; the message names the option.
+            UserError: Two profiles, a number out of range or an unknown word; the message names what is allowed.
         """
         profile = wanted_profile(config)
         assert profile is not None
@@ -55,7 +55,13 @@ class Options:
             raise UserError(f"--moegpu-starts={starts}: at least 1 server start is needed to measure anything")
         if most is not None and most < starts:
             raise UserError(f"--moegpu-max-starts={most} is less than --moegpu-starts={starts}")
-        root = config.rootpath
+        varying = config.getoption("moegpu_varying")
+        if varying is not None:
+            from pytest_moegpu.core.identity import parse_varying
+
+            parse_varying(varying)
+        root, here = config.rootpath, config.invocation_params.dir
+        baselines, runs = config.getoption("moegpu_baselines_folder"), config.getoption("moegpu_runs_folder")
         return cls(
             profile=profile,
             scenarios=_words(config.getoption("moegpu_scenario")),
@@ -67,11 +73,11 @@ class Options:
             max_starts=max(starts, 7) if most is None else most,
             level=config.getoption("moegpu_level"),
             gate=config.getoption("moegpu_gate"),
-            varying=config.getoption("moegpu_varying"),
+            varying=varying,
             offline=config.getoption("moegpu_offline"),
             catalog=catalog_folders(config),
-            baselines=root / (config.getoption("moegpu_baselines_folder") or config.getini("moegpu_baselines")),
-            runs=root / (config.getoption("moegpu_runs_folder") or config.getini("moegpu_runs")),
+            baselines=here / baselines if baselines else root / config.getini("moegpu_baselines"),
+            runs=here / runs if runs else root / config.getini("moegpu_runs"),
             command=("pytest", *config.invocation_params.args) if _plain(config) else ("pytest",),
         )
 
@@ -96,9 +102,13 @@ def wanted_profile(config: pytest.Config) -> str | None:
 
 
 def catalog_folders(config: pytest.Config) -> tuple[Path, ...]:
-    """Return the folders with the user's own profiles: from the ini file, then from the command line."""
-    given = [*config.getini("moegpu_catalog"), *(config.getoption("moegpu_catalog_folder") or [])]
-    return tuple(config.rootpath / folder for folder in given)
+    """Return the folders with the user's own profiles: of the ini file from the rootdir, of the options from here."""
+    here = config.invocation_params.dir
+    options = config.getoption("moegpu_catalog_folder") or []
+    return (
+        *(config.rootpath / folder for folder in config.getini("moegpu_catalog")),
+        *(here / folder for folder in options),
+    )
 
 
 def _words(values: list[str] | None) -> tuple[str, ...]:

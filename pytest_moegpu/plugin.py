@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from pytest_moegpu.run import Run
 
 __all__ = [
+    "SKIP_REASON",
+    "active",
     "moegpu_client",
     "moegpu_gpu",
     "moegpu_provenance",
@@ -79,13 +81,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     run = active(config)
     try:
         specs = {item: spec for item in items if (spec := markers.read(item)) is not None}
-        if run is not None:
-            run.select(items, specs)
     except UserError as error:
         raise pytest.UsageError(str(error)) from error
-    if run is None:
-        for item in specs:
-            item.add_marker(pytest.mark.skip(reason=SKIP_REASON))
+    if run is not None:
+        run.select(items, specs)
+        return
+    for item in specs:
+        item.add_marker(pytest.mark.skip(reason=SKIP_REASON))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Gather what the tests that are left need, so that one measurement holds all of it."""
+    run = active(session.config)
+    if run is not None:
+        try:
+            run.gather(session.items)
+        except UserError as error:
+            raise pytest.UsageError(str(error)) from error
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

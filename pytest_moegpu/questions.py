@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Question", "add_needs", "questions"]
 
+_ANSWER_ROOM = 32
 _LIMIT_OF = {"decode": "decode_min", "prefill": "prefill_min", "ttft": "ttft_max"}
 
 
@@ -35,13 +36,14 @@ def _all(_verdict: Verdict) -> bool:
 class Question:
     """One check, with the limits changed by `change` and only the verdicts that `only` lets through.
 
-    `judge` stands in for the check's own judge.
+    `judge` stands in for the check's own judge; `keyword` selects this question among others of the check.
     """
 
     check: str
     change: Callable[[Scenario], Scenario] = _same
     only: Callable[[Verdict], bool] = _all
     judge: Judge | None = None
+    keyword: str = ""
     prompts: frozenset[str] | None = None
 
     def narrow(self, evidence: Evidence) -> Evidence:
@@ -68,9 +70,11 @@ def add_needs(session: Session, name: str, spec: Spec) -> None:
     for prompt, expect, tokens in spec.answers:
         needs.answers[KnownAnswer(prompt=prompt, expect=expect, max_tokens=tokens)] = None
     for tokens in spec.context_tokens:
-        if tokens > scenario.settings.context:
+        most = scenario.settings.context - _ANSWER_ROOM
+        if tokens > most:
             raise UserError(
-                f"moegpu_context(tokens={tokens}): scenario {name} has a context of {scenario.settings.context} tokens"
+                f"moegpu_context(tokens={tokens}): scenario {name} has a context of {scenario.settings.context} "
+                f"tokens, so a prompt may have {most} and leave room for an answer"
             )
         needs.context_tokens.add(tokens)
 
@@ -104,4 +108,6 @@ def _context(tokens: int) -> Question:
 
 def _speed(asked: ThroughputSpec) -> Question:
     change = _same if asked.limit is None else _limited(**{_LIMIT_OF[asked.metric]: asked.limit})
-    return Question(check="throughput", change=change, only=lambda v: v.metric in (None, asked.metric))
+    return Question(
+        check="throughput", change=change, only=lambda v: v.metric in (None, asked.metric), keyword=asked.metric
+    )

@@ -20,7 +20,8 @@ from pytest_moegpu.options import Options, catalog_folders
 from pytest_moegpu.questions import Question, add_needs, questions
 from pytest_moegpu.report.junit import properties, suite_properties
 from pytest_moegpu.report.markdown import summary
-from pytest_moegpu.report.terminal import failure_text, results_table, summary_line
+from pytest_moegpu.report.terminal import failure_text, results_table
+from pytest_moegpu.rerun import rerun_line
 from pytest_moegpu.session import Session
 from pytest_moegpu.terminal import TerminalProgress, real_stdout
 
@@ -75,30 +76,36 @@ class Run:
     # Collection
 
     def select(self, items: list[pytest.Item], specs: Mapping[pytest.Item, Spec]) -> None:
-        """Drop tests above the level, gather what the rest needs, group the plugin's own tests by scenario.
-
-        Raises:
-            MarkerError: A scenario or context that this run does not have.
-        """
-        level = self.session.options.level
-        above = [item for item in items if item in specs and specs[item].level > level]
-        if above:
-            self.config.hook.pytest_deselected(items=above)
-            items[:] = [item for item in items if item not in above]
-        for item in items:
-            if item in specs:
-                try:
-                    for name in self._scenarios(item, specs[item]):
-                        add_needs(self.session, name, specs[item])
-                except UserError as error:
-                    raise MarkerError(f"{item.nodeid}: {error}") from error
+        """Drop tests above the level or of scenarios not asked for, group the plugin's own tests by scenario."""
+        target, level = self.session.target, self.session.options.level
+        asked = {s.name for s in target.scenarios} if target.restricted else None
+        out = {
+            item
+            for item, spec in specs.items()
+            if spec.level > level or (asked is not None and spec.scenario is not None and spec.scenario not in asked)
+        }
+        if out:
+            self.config.hook.pytest_deselected(items=[item for item in items if item in out])
+            items[:] = [item for item in items if item not in out]
         if self.own_suites:
             order = {s.name: number for number, s in enumerate(self.session.target.scenarios)}
             items.sort(key=lambda item: (order.get(_parameter(item) or "", len(order)), _rank(item)))
 
-    def _scenarios(self, item: pytest.Item, spec: Spec) -> tuple[str, ...]:
-        name = _parameter(item) or spec.scenario
-        return (name,) if name is not None else ()
+    def gather(self, items: list[pytest.Item]) -> None:
+        """Note what each scenario must be measured for, after everything that deselects tests.
+
+        Raises:
+            MarkerError: A scenario that does not exist, or a context that it does not have.
+        """
+        for item in items:
+            spec = read(item)
+            name = _parameter(item) or (spec.scenario if spec is not None else None)
+            if spec is None or name is None:
+                continue
+            try:
+                add_needs(self.session, name, spec)
+            except UserError as error:
+                raise MarkerError(f"{item.nodeid}: {error}") from error
 
     def parametrize(self, metafunc: pytest.Metafunc) -> None:
         """Give the test the scenario its marker names, or each of the run in turn."""
@@ -122,10 +129,14 @@ class Run:
         """Judge what a test asks, record it on the test, and turn it into pytest's outcome."""
         node: pytest.Item = request.node
         found: list[Verdict] = []
+
+        def rerun(keyword: str) -> str:
+            return rerun_line(node, scenario, self.session.options, keyword, own_suite=self.own_suites)
+
         if baseline is not None:
-            found += self.session.compare(baseline, scenario)
+            found += self.session.compare(baseline, scenario, rerun(baseline))
         for question in self._questions(node, checks, asked_otherwise=baseline is not None):
-            found += self.session.judge(question, scenario)
+            found += self.session.judge(question, scenario, rerun(question.keyword or question.check))
         verdicts = tuple(found)
         node.user_properties.extend(properties(verdicts))
         for verdict in verdicts:
@@ -222,13 +233,14 @@ class Run:
             reporter.write_line(results_table(verdicts))
             reporter.write_line("")
         decision = decide(verdicts, gate=self.session.options.gate)
-        if not self.passed:
+        if not self.outcomes:
             reporter.write_line("NOTHING MEASURED: no test judged anything on this machine, so this run is not green.")
         else:
-            reporter.write_line(f"{decision.headline}    {summary_line(verdicts)}")
+            reporter.write_line(decision.headline)
         if self.session.measured is not None:
-            folder = self.session.measured.folder
-            reporter.write_line(f"run {_short(folder)}    keep it as baseline: moegpu promote {_short(folder)}")
+            folder = _short(self.session.measured.folder)
+            keep = f"    keep it as baseline: moegpu promote {folder}" if decision.exit_code == 0 else ""
+            reporter.write_line(f"run {folder}{keep}")
 
 
 def _short(path: Path) -> str:

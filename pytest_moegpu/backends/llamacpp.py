@@ -6,6 +6,7 @@ Log lines and flags were read off build 11434 (CUDA) and xllamacpp 2026.10.11549
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -18,12 +19,16 @@ from pytest_moegpu.core.units import MIB
 __all__ = ["LlamaCpp"]
 
 # llama-server takes any number not below the layer count as "all of them".
-ALL_LAYERS = 999
+_ALL_LAYERS = 999
 
+_LOADING = "loading model tensors"
+_CONSTRUCTING = "constructing llama_context"
 _OFFLOADED = re.compile(r"offloaded (\d+)/(\d+) layers to GPU")
-_MODEL_BUFFER = re.compile(r"(\S+) model buffer size = +([\d.]+) MiB")
-_KV_BUFFER = re.compile(r"(\S+) (?:KV|RS) buffer size = +([\d.]+) MiB")
-_COMPUTE_BUFFER = re.compile(r"(\S+) compute buffer size = +([\d.]+) MiB")
+# A device is a short word of its own: a search without bounds takes quadratic time in a log full of noise.
+_NAME = r"(?<!\S)(\S{1,64})"
+_MODEL_BUFFER = re.compile(_NAME + r" model buffer size = +([\d.]+) MiB")
+_KV_BUFFER = re.compile(_NAME + r" (?:KV|RS) buffer size = +([\d.]+) MiB")
+_COMPUTE_BUFFER = re.compile(_NAME + r" compute buffer size = +([\d.]+) MiB")
 _SLOTS = re.compile(r"n_slots = (\d+), n_ctx_slot = (\d+)")
 _DEVICE = re.compile(r"Device \d+: ([^,]+), compute capability")
 _OOM = re.compile(
@@ -50,6 +55,14 @@ def _megabytes(pattern: re.Pattern[str], text: str) -> dict[str, int]:
     return {device: round(float(size) * MIB) for device, size in pattern.findall(text)}
 
 
+def _added_up(pattern: re.Pattern[str], text: str, began: str) -> dict[str, int]:
+    """Read a size per device where one device may hold several buffers; what stands before the last `began` is over."""
+    found: dict[str, int] = {}
+    for device, size in pattern.findall(text[max(text.rfind(began), 0) :]):
+        found[device] = found.get(device, 0) + round(float(size) * MIB)
+    return found
+
+
 def _lines(pattern: re.Pattern[str], text: str) -> tuple[str, ...]:
     found = dict.fromkeys(_STAMP.sub("", line).strip() for line in text.splitlines() if pattern.search(line))
     return tuple(found)[:_MOST_LINES]
@@ -69,7 +82,7 @@ class LlamaCpp:
     def argv(self, spec: LaunchSpec) -> tuple[str, ...]:
         """Write the command line. `--fit off`: a model that does not fit must fail, not shrink in silence."""
         s = spec.settings
-        layers = 0 if spec.device_kind is DeviceKind.CPU else ALL_LAYERS if s.gpu_layers is None else s.gpu_layers
+        layers = 0 if spec.device_kind is DeviceKind.CPU else _ALL_LAYERS if s.gpu_layers is None else s.gpu_layers
         flags: list[str] = [
             *("--model", spec.model_path, "--alias", spec.model_name),
             *("--ctx-size", str(s.context * s.slots), "--parallel", str(s.slots)),
@@ -132,8 +145,8 @@ class LlamaCpp:
         return LogFacts(
             offloaded_layers=int(offloaded[-1][0]) if offloaded else None,
             total_layers=int(offloaded[-1][1]) if offloaded else None,
-            model_bytes=_megabytes(_MODEL_BUFFER, text),
-            kv_bytes=_megabytes(_KV_BUFFER, text),
+            model_bytes=_added_up(_MODEL_BUFFER, text, _LOADING),
+            kv_bytes=_added_up(_KV_BUFFER, text, _CONSTRUCTING),
             compute_bytes=_megabytes(_COMPUTE_BUFFER, text),
             slots=int(slots[-1][0]) if slots else None,
             context=int(slots[-1][1]) if slots else None,
@@ -167,8 +180,9 @@ class LlamaCpp:
     def read_event(self, data: str) -> Delta:
         """Read one chunk: choices, usage, timings, or an error object under HTTP 200."""
         chunk = json.loads(data)
-        if "error" in chunk:
-            error = chunk["error"]
+        if not isinstance(chunk, dict):
+            raise ValueError("not a JSON object")  # noqa: TRY004 - unreadable data, as text that is not JSON
+        if (error := chunk.get("error")) is not None:
             return Delta(error=str(error.get("message", error)) if isinstance(error, dict) else str(error))
         choice = (chunk.get("choices") or [{}])[0]
         delta = choice.get("delta") or {}
@@ -190,5 +204,5 @@ def _usage(chunk: dict[str, Any]) -> Usage | None:
         prompt_tokens=usage.get("prompt_tokens"),
         cached_tokens=details.get("cached_tokens"),
         output_tokens=usage.get("completion_tokens"),
-        timings={name: float(value) for name, value in timings.items() if isinstance(value, int | float)},
+        timings={n: float(v) for n, v in timings.items() if isinstance(v, int | float) and math.isfinite(v)},
     )

@@ -153,6 +153,7 @@ MODELS: Table = {
     "head_dim": Key(v.whole(1), required=True),
     "vocabulary": Key(v.whole(1), required=True),
     "context_train": Key(v.whole(1), required=True),
+    "recall_reach": Key(v.whole(1)),
     "embedding": Key(v.whole(1), required=True),
     "recurrent_bytes_per_slot": Key(v.whole(0)),
     "experts": Key(v.whole(0)),

@@ -16,6 +16,9 @@ __all__ = ["contains", "judge", "judge_asked"]
 # One or two questions can come out right by luck with a damaged model.
 _MIN_QUESTIONS = 3
 
+# A broken kernel misses nearly all questions; a healthy model that was never asked before may miss a few.
+_MOST = 0.5
+
 _TEXT_KINDS = (RequestKind.ANSWER, RequestKind.THROUGHPUT, RequestKind.CONTEXT)
 _PHASES = {RequestKind.THROUGHPUT: Phase.DECODE, RequestKind.CONTEXT: Phase.CONTEXT}
 
@@ -28,7 +31,7 @@ def judge(evidence: Evidence, scenario: Scenario, _profile: Profile) -> tuple[Ve
     if fault is not None:
         return (fault,)
     starts = reached(evidence, "output")
-    return _known_answers(starts, scenario, _MIN_QUESTIONS), _text_form(starts, scenario)
+    return _known_answers(starts, scenario), _text_form(starts, scenario)
 
 
 def judge_asked(evidence: Evidence, scenario: Scenario, _profile: Profile) -> tuple[Verdict, ...]:
@@ -37,7 +40,7 @@ def judge_asked(evidence: Evidence, scenario: Scenario, _profile: Profile) -> tu
     if fault is not None:
         return (fault,)
     starts = reached(evidence, "output")
-    return _known_answers(starts, scenario, 1), _text_form(starts, scenario)
+    return _known_answers(starts, scenario, chosen=True), _text_form(starts, scenario)
 
 
 def contains(text: str, expect: tuple[str, ...]) -> bool:
@@ -46,7 +49,7 @@ def contains(text: str, expect: tuple[str, ...]) -> bool:
     return any(word.casefold() in lowered for word in expect)
 
 
-def _known_answers(starts: tuple[StartEvidence, ...], scenario: Scenario, least: int) -> Verdict:
+def _known_answers(starts: tuple[StartEvidence, ...], scenario: Scenario, *, chosen: bool = False) -> Verdict:
     asked = [(s, r) for s in starts for r in s.of_kind(RequestKind.ANSWER) if r.expect]
     errors = [(s, r) for s, r in asked if r.error is not None]
     missed = [(s, r) for s, r in asked if r.error is None and not contains(r.text, r.expect)]
@@ -56,15 +59,19 @@ def _known_answers(starts: tuple[StartEvidence, ...], scenario: Scenario, least:
     questions = len({r.prompt for _, r in asked})
     counts = f"{right} of {len(asked)} right"
     outcome, failed_class, reason, culprit = Outcome.PASS, None, counts, None
-    if wrong:
+    calibrated = chosen or any(r.margin is not None for _, r in asked)
+    if wrong and not calibrated and right >= _MOST * len(asked):
+        outcome, culprit = Outcome.INCONCLUSIVE, wrong[0]
+        reason = f"{counts}, but these questions were never calibrated for this model: a healthy one may miss some"
+    elif wrong:
         outcome, failed_class, reason, culprit = Outcome.FAILED, FailedClass.CORRECTNESS, counts, wrong[0]
     elif errors:
         outcome, failed_class, culprit = Outcome.FAILED, FailedClass.STABILITY, errors[0]
         reason = f"{counts}, {len(errors)} requests failed"
     elif cut:
         outcome, reason, culprit = Outcome.INCONCLUSIVE, f"{counts}, {len(cut)} cut off while reasoning", cut[0]
-    elif questions < least:
-        outcome, reason = Outcome.INCONCLUSIVE, f"too few: {questions} questions, at least {least} needed"
+    elif questions < _MIN_QUESTIONS and not chosen:
+        outcome, reason = Outcome.INCONCLUSIVE, f"too few: {questions} questions, at least {_MIN_QUESTIONS} needed"
     verdict = Verdict(
         outcome=outcome,
         check="output",

@@ -57,7 +57,8 @@ def metrics(evidence: Evidence, _scenario: Scenario) -> dict[str, Metric]:
     """
     speed, whole = reached(evidence, "throughput"), evidence.good_starts
     found = {name: [_start_median(s, rate) for s in speed] for name, (_, rate) in _RATES.items()}
-    found["peak_memory"] = [s.comparable_peak_bytes for s in whole]
+    # A start that only loaded the model has a lower peak than one that generated.
+    found["peak_memory"] = [s.comparable_peak_bytes for s in whole if s.of_kind(RequestKind.THROUGHPUT)]
     found["load"] = [s.load_seconds for s in whole]
     values = {name: tuple(float(v) for v in column if v is not None) for name, column in found.items()}
     return {name: Metric(name=name, values=column) for name, column in values.items() if column}

@@ -96,7 +96,10 @@ class StreamEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class RequestRecord:
-    """One request and its measured stream. Token times are of content or reasoning, never of empty role deltas."""
+    """One request and its measured stream. Token times are of content or reasoning, never of empty role deltas.
+
+    `margin` is that of the known answer asked for (nat); None when it was never calibrated for the model.
+    """
 
     kind: RequestKind
     name: str
@@ -117,6 +120,7 @@ class RequestRecord:
     error: str | None = None
     wanted_output_tokens: int | None = None
     expect: tuple[str, ...] = ()
+    margin: float | None = None
     prompt: str = ""
     fill: float | None = None
     depth: float | None = None
@@ -158,7 +162,8 @@ class StartEvidence:
     """One server start, the unit of replication.
 
     `idle_bytes` is the device reading before the start, `after_bytes` the one after the server was gone;
-    `peaks` maps a phase to the highest reading in it (device `used`, all devices of the run added up).
+    `peaks` maps a phase to the highest reading in it (device `used`, all devices of the run added up);
+    `counters` are the server's own, read after the workload.
     """
 
     number: int
@@ -180,6 +185,7 @@ class StartEvidence:
     processes: tuple[DeviceProcess, ...] = ()
     foreign: tuple[DeviceProcess, ...] = ()
     event_reasons: dict[str, int] = field(default_factory=dict)
+    counters: dict[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     left_over: tuple[int, ...] = ()
     exit_code: int | None = None
@@ -220,7 +226,7 @@ class Preflight:
 class Evidence:
     """All that was recorded for one scenario of one run.
 
-    `identity` holds the must-match fields as text; see `core.identity`.
+    `identity` holds the must-match fields as text, see `core.identity`; `tolerance` the scenario's own, by metric.
     """
 
     profile: str
@@ -232,6 +238,7 @@ class Evidence:
     noted: dict[str, str] = field(default_factory=dict)
     preflight: Preflight = Preflight()
     starts: tuple[StartEvidence, ...] = ()
+    tolerance: dict[str, float] = field(default_factory=dict)
     check_version: int = 1
 
     @property

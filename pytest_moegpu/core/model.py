@@ -100,7 +100,10 @@ class KnownAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """One model family. `kv_layers` counts only the layers whose cache grows with the context."""
+    """One model family. `kv_layers` counts only the layers whose cache grows with the context.
+
+    `recall_reach` is how many tokens back the healthy model surely recalls a fact; None: over its whole context.
+    """
 
     name: str
     title: str
@@ -121,6 +124,7 @@ class ModelFacts:
     quantisation: str | None = None
     source: ModelSource | None = None
     known_answers: tuple[KnownAnswer, ...] = ()
+    recall_reach: int | None = None
     references: tuple[str, ...] = ()
 
 

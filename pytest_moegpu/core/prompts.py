@@ -1,7 +1,8 @@
 """Prompts of a wanted length, the same for the same seed: filler of plain sentences, with or without a fact to recall.
 
-A fact is one number behind one phrase, asked for with the start of the answer given: a healthy 135M model then recalls
-it at every depth, so a wrong answer says something about the machine and not about the model.
+A fact is one number behind one phrase, said twice, and asked for with the start of the answer given. SmolLM2-135M then
+recalls it at every depth with a margin of 2.2 to 4 nat (12 prompts of 1,946 tokens; said once: 1.6 to 3.1, with a miss
+now and then), so a wrong answer says something about the machine and not about the model.
 """
 
 from __future__ import annotations
@@ -53,15 +54,17 @@ def throughput_prompt(tokens: int, tokens_per_sentence: float, seed: int) -> str
     return f"{random.Random(seed).randrange(10**9)}. " + " ".join(filler(sentences, seed))
 
 
-def recall(tokens: int, tokens_per_sentence: float, depth: float, seed: int) -> Recall:
-    """Return a prompt of about `tokens` tokens with a fact at `depth` (0 start, 1 end) of it.
+def recall(tokens: float, tokens_per_sentence: float, depth: float, seed: int) -> Recall:
+    """Return about `tokens` tokens of filler with a fact at `depth` (0 start, 1 end) of it, and the question.
 
     Prompts of one length and seed share their filler, so an engine with a prefix cache only reads on from the fact.
     """
-    sentences = filler(max(1, round(tokens / tokens_per_sentence) - 2), seed)
+    # The fact takes the room of two and a half sentences, the question and the start of the answer that of the rest.
+    sentences = filler(max(1, round(tokens / tokens_per_sentence)), seed)
     draw = random.Random(f"{seed} {depth}")
     answer, hour = str(draw.randint(1000, 9999)), _HOURS[min(int(depth * len(_HOURS)), len(_HOURS) - 1)]
     start = f"The number of the {hour} train is"
-    sentences.insert(round(len(sentences) * depth), f"{start} {answer}.")
+    fact = f"{start} {answer}. Remember this: {start[0].lower()}{start[1:]} {answer}."
+    sentences.insert(round(len(sentences) * depth), fact)
     prompt = " ".join(sentences) + f"\n\nWhat is the number of the {hour} train?"
     return Recall(prompt=prompt, prefill=start, answer=answer)

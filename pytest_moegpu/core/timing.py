@@ -14,10 +14,10 @@ from pytest_moegpu.core.evidence import RequestKind, RequestRecord, StreamEvent
 
 __all__ = ["DeltaLike", "UsageLike", "decode_rate", "parse_events", "prefill_rate", "record", "total_time", "ttft"]
 
-BOM = b"\xef\xbb\xbf"
-DONE = "[DONE]"
-HTTP_OK = 200
-BODY_SHOWN = 300
+_BOM = b"\xef\xbb\xbf"
+_DONE = "[DONE]"
+_HTTP_OK = 200
+_BODY_SHOWN = 300
 
 
 class UsageLike(Protocol):
@@ -78,7 +78,7 @@ def parse_events(chunks: Sequence[tuple[float, bytes]]) -> tuple[StreamEvent, ..
         The events, each with the arrival time of the read that completed it. `[DONE]` is returned like any other event.
     """
     body = b"".join(data for _, data in chunks)
-    position = len(BOM) if body.startswith(BOM) else 0
+    position = len(_BOM) if body.startswith(_BOM) else 0
     ends: list[tuple[int, float]] = []
     total = 0
     for time, data in chunks:
@@ -199,7 +199,7 @@ def record(
     first_event: float | None = None
     for event in events:
         data = event.data.strip()
-        if data == DONE:
+        if data == _DONE:
             totals.ended = True
             continue
         first_event = event.time if first_event is None else first_event
@@ -222,8 +222,8 @@ def record(
         output_tokens=output_tokens,
         token_source=token_source,
         gaps=tuple(later - earlier for earlier, later in pairwise(times)),
-        text="".join(totals.text),
-        reasoning="".join(totals.reasoning),
+        text=_storable("".join(totals.text)),
+        reasoning=_storable("".join(totals.reasoning)),
         finish_reason=totals.finish_reason,
         status=status,
         error=_error(totals, status, error, body_text, heard=first_event is not None),
@@ -237,11 +237,16 @@ def record(
     )
 
 
+def _storable(text: str) -> str:
+    """Join the halves of a character that came in two events; a half without its other becomes U+FFFD."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def _error(totals: _Totals, status: int | None, transport: str | None, body_text: str, *, heard: bool) -> str | None:
     """Say what went wrong, the server's own words first; None when nothing did."""
     reasons = []
-    if status is not None and status != HTTP_OK:
-        shown = " ".join(body_text.split())[:BODY_SHOWN]
+    if status is not None and status != _HTTP_OK:
+        shown = " ".join(body_text.split())[:_BODY_SHOWN]
         reasons.append(f"HTTP {status}: {shown}" if shown else f"HTTP {status}")
     if totals.error:
         reasons.append(totals.error)

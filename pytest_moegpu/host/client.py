@@ -20,11 +20,11 @@ import msgspec
 
 __all__ = ["StreamClient", "StreamRequest", "StreamResult"]
 
-TICK = 0.01
-HTTP_OK = 200
-JOIN_SLICE = 0.2
+_TICK = 0.01
+_HTTP_OK = 200
+_JOIN_SLICE = 0.2
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class StreamResult:
     @property
     def body_text(self) -> str:
         """Body of an answer whose status is not 200; empty for 200."""
-        if self.status == HTTP_OK:
+        if self.status == _HTTP_OK:
             return ""
         return b"".join(data for _, data in self.chunks).decode("utf-8", "replace")
 
@@ -193,7 +193,7 @@ class _Exchange(asyncio.Protocol):
         self.chunks.append((self.now, data))
 
     def on_message_complete(self) -> None:
-        if self.status is not None and self.status >= HTTP_OK:
+        if self.status is not None and self.status >= _HTTP_OK:
             self.finished = self.finished or self.now
             self._settle(None)
 
@@ -225,7 +225,7 @@ class _Ticker:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
-        self.due = clock() + TICK
+        self.due = clock() + _TICK
         self.watched: set[_Exchange] = set()
 
     def watch(self, exchange: _Exchange) -> None:
@@ -242,8 +242,8 @@ class _Ticker:
 
     async def run(self) -> None:
         while True:
-            self.due = self.clock() + TICK
-            await asyncio.sleep(TICK)
+            self.due = self.clock() + _TICK
+            await asyncio.sleep(_TICK)
             self._note()
 
 
@@ -255,7 +255,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-def _in_thread(work: Coroutine[Any, Any, T]) -> T:
+def _in_thread(work: Coroutine[Any, Any, _T]) -> _T:
     """Run `work` on a new loop in a thread; an exception while waiting cancels it and waits for its clean-up."""
     loop = _new_loop()
     task = loop.create_task(work)
@@ -283,4 +283,4 @@ def _in_thread(work: Coroutine[Any, Any, T]) -> T:
 def _wait(thread: threading.Thread) -> None:
     # In slices, because an endless join cannot be interrupted on Windows.
     while thread.is_alive():
-        thread.join(JOIN_SLICE)
+        thread.join(_JOIN_SLICE)

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import psutil
 
-__all__ = ["Control", "free_port", "listener"]
+__all__ = ["Control", "Listener", "free_port", "listener"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listener:
+    """A process that listens on a port; the name is empty where it may not be read."""
+
+    pid: int
+    name: str = ""
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -19,13 +28,15 @@ def free_port(host: str = "127.0.0.1") -> int:
         return int(s.getsockname()[1])
 
 
-def listener(port: int) -> psutil.Process | None:
+def listener(port: int) -> Listener | None:
     """Return the process that listens on a local TCP port; None when nobody does or it may not be seen."""
     with contextlib.suppress(psutil.Error):
         for connection in psutil.net_connections(kind="tcp"):
             address = connection.laddr
             if connection.status == psutil.CONN_LISTEN and connection.pid and address and address.port == port:
-                return psutil.Process(connection.pid)
+                with contextlib.suppress(psutil.Error):
+                    return Listener(pid=connection.pid, name=psutil.Process(connection.pid).name())
+                return Listener(pid=connection.pid)
     return None
 
 

@@ -7,10 +7,13 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from pytest_moegpu.errors import ProgramError
 
@@ -19,6 +22,7 @@ __all__ = ["ServerProcess", "StopReport", "tail"]
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 # The supervisor's own bounds are grace + 10 s; past that it is stuck itself.
 _STOP_MARGIN_SECONDS = 20.0
+_KERNEL_SECONDS = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +99,13 @@ class ServerProcess:
         """Pid of the supervisor; every process of the server's tree descends from it."""
         return self._supervisor.pid
 
+    def tree(self) -> frozenset[int]:
+        """Return the pids of the server and of all it started that live now; empty when the supervisor is gone."""
+        try:
+            return frozenset(child.pid for child in psutil.Process(self.supervisor_pid).children(recursive=True))
+        except psutil.Error:
+            return frozenset()
+
     @property
     def alive(self) -> bool:
         """True until the server's first process has exited."""
@@ -123,9 +134,24 @@ class ServerProcess:
                 with contextlib.suppress(OSError):
                     stream.close()
         if self._report is None:
-            left = (self.pid,) if self.pid is not None and Path(f"/proc/{self.pid}").exists() else ()
+            # The supervisor itself was killed; the kernel then kills the server, which takes a moment.
+            left = (self.pid,) if self.pid is not None and not _ended(self.pid, _KERNEL_SECONDS) else ()
             self._report = StopReport(exit_code=self._code, left=left)
         return self._report
+
+
+def _ended(pid: int, within: float) -> bool:
+    """Wait until a process no longer runs; one that is dead and only waits to be reaped does not."""
+    end = time.monotonic() + within
+    while True:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        if time.monotonic() >= end:
+            return False
+        time.sleep(0.01)
 
 
 def tail(path: Path, lines: int = 20, limit: int = 65536) -> tuple[str, ...]:

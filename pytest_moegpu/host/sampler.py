@@ -99,27 +99,6 @@ class Sampler:
         with self._lock:
             return self._error
 
-    def peaks(self) -> dict[str, int]:
-        """Return phase → highest memory (bytes) of all devices added up at one reading.
-
-        A reading in which a device did not say is left out: part of a sum is no peak. A phase not read is absent.
-        """
-        peaks: dict[str, int] = {}
-        for reading in self._kept():
-            used = [sample.used_bytes for sample in reading if sample.used_bytes is not None]
-            if used and len(used) == len(reading):
-                phase = reading[0].phase
-                peaks[phase] = max(sum(used), peaks.get(phase, 0))
-        return peaks
-
-    def reasons(self) -> dict[str, int]:
-        """Return phase → all event reason bits seen in it, on any device; absent if none was readable."""
-        reasons: dict[str, int] = {}
-        for sample in self.samples:
-            if sample.event_reasons is not None:
-                reasons[sample.phase] = reasons.get(sample.phase, 0) | sample.event_reasons
-        return reasons
-
     def rate(self) -> float | None:
         """Return the thread's readings per second, None for fewer than two. `read_once` does not count."""
         with self._lock:

@@ -9,15 +9,15 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from pytest_moegpu.errors import ProgramError
 
 __all__ = ["find_program", "host_facts", "libraries", "os_class", "program_output"]
 
-# Sonames with the full version behind them, as CUDA's own packages install them.
-_LIBRARY = re.compile(r"/(lib(?:cudart|cublas|cublasLt|cudnn|nccl|cufft|curand|nvrtc|cuda)\b[^/]*?)\.so\.([\d.]+)$")
+# With the full version behind the name, as CUDA's packages install them. libcuda belongs to the driver, not here.
+_LIBRARY = re.compile(r"/(lib(?:cudart|cublas|cublasLt|cudnn|nccl|cufft|curand|nvrtc)\b[^/]*?)\.so\.([\d.]+)$")
 _VERSION_SECONDS = 60.0
 
 
@@ -54,26 +54,30 @@ def libraries(pid: int) -> dict[str, str]:
     return dict(sorted((match[1], match[2]) for path in paths if (match := _LIBRARY.search(path))))
 
 
-def find_program(name: str, variable: str, given: str | None, environment: Mapping[str, str]) -> str:
-    """Find a server program: as given, else by its environment variable, else on PATH.
+def find_program(name: str, ways: Sequence[tuple[str, str | None]], search: str | None) -> str:
+    """Find a server program: the first way that names one, else on PATH.
+
+    Args:
+        name: Name of the program on PATH.
+        ways: (where it was given, program) in order of precedence; None where nothing was given.
+        search: The value of PATH.
 
     Raises:
-        ProgramError: It is not there or cannot be executed; the message names all three ways to give it.
+        ProgramError: It is not there or cannot be executed; the message names all the ways to give it.
     """
-    for source, value in (("--moegpu-server", given), (variable, environment.get(variable))):
+    for source, value in ways:
         if not value:
             continue
-        found = shutil.which(value, path=environment.get("PATH"))
+        found = shutil.which(value, path=search)
         if found:
             return str(Path(found).absolute())
         path = Path(value)
         state = "is a folder" if path.is_dir() else "is not executable" if path.exists() else "does not exist"
         raise ProgramError(f"server program {value!r} (from {source}) {state}")
-    found = shutil.which(name, path=environment.get("PATH"))
+    found = shutil.which(name, path=search)
     if not found:
         raise ProgramError(
-            f"server program {name!r} is not on PATH: give it with --moegpu-server=/path/to/{name}, "
-            f"in {variable}, or as `program` in the profile"
+            f"server program {name!r} is not on PATH: give it by {' or '.join(source for source, _ in ways)}"
         )
     return str(Path(found).absolute())
 

@@ -13,8 +13,10 @@ from pytest_moegpu.core.units import format_bytes
 from pytest_moegpu.errors import MoegpuError, ProbeError
 from pytest_moegpu.host.nvml import NvmlProbe
 from pytest_moegpu.host.stack import find_program, host_facts, os_class, program_output
-from pytest_moegpu.session.measure import named
-from pytest_moegpu.session.target import EMBEDDED, open_probe
+from pytest_moegpu.options import Options
+from pytest_moegpu.session.device import named, on_device
+from pytest_moegpu.session.progress import Silent
+from pytest_moegpu.session.target import EMBEDDED, resolve
 
 __all__ = ["examine", "profile_lines"]
 
@@ -29,7 +31,7 @@ def examine(profile: str | None, catalog: Sequence[Path]) -> tuple[str, int]:
     wanted = known.profile(profile) if profile else None
     facts = host_facts()
     lines = [("system", f"{facts['os']} ({os_class()})"), ("python", facts["python"]), *_gpus(), *_programs()]
-    problems = _problems(wanted) if wanted else []
+    problems = _problems(wanted, catalog) if wanted else []
     if wanted:
         lines += [("profile", wanted.name), *(("problem", text) for text in problems)]
         if not problems:
@@ -64,7 +66,8 @@ def _programs() -> list[tuple[str, str]]:
     for name in BACKENDS:
         backend = get_backend(name)
         try:
-            program = find_program(backend.program, backend.program_variable, None, os.environ)
+            ways = (("--moegpu-server", None), (backend.program_variable, os.environ.get(backend.program_variable)))
+            program = find_program(backend.program, ways, os.environ.get("PATH"))
             version = backend.read_version(program_output(backend.version_argv((program,))))
             lines.append((name, f"{program}, version {version.version or 'not known'}"))
         except MoegpuError as error:
@@ -72,18 +75,19 @@ def _programs() -> list[tuple[str, str]]:
     return lines
 
 
-def _problems(profile: Profile) -> list[str]:
+def _problems(profile: Profile, catalog: Sequence[Path]) -> list[str]:
+    """Find everything a run would need, without the network and without starting a server."""
     try:
-        probe, _ = open_probe(profile, ())
+        target = resolve(Options(profile=profile.name, catalog=tuple(catalog), offline=True), Silent())
     except MoegpuError as error:
         return [str(error)]
     try:
-        busy = probe.processes()
+        busy = on_device(target.probe, [])
         return [f"the device is in use by {named(busy)}"] if busy else []
     except ProbeError as error:
         return [str(error)]
     finally:
-        probe.close()
+        target.probe.close()
 
 
 def profile_lines(catalog: Sequence[Path]) -> list[str]:

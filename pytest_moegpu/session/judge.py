@@ -14,8 +14,8 @@ from pytest_moegpu.core.evidence import Evidence, Phase
 from pytest_moegpu.core.identity import parse_varying
 from pytest_moegpu.core.verdict import METRICS, Outcome, Verdict
 from pytest_moegpu.errors import RecordError
+from pytest_moegpu.host.process import tail
 from pytest_moegpu.host.store import baseline_path, read_baseline
-from pytest_moegpu.options import Options
 
 if TYPE_CHECKING:
     from pytest_moegpu.session.session import Session
@@ -62,7 +62,8 @@ def compare_metric(session: Session, metric: str, name: str) -> Verdict:
         verdict = _compare(metric, replace(evidence, starts=evidence.starts[:starts]), session, baseline, look, looks)
         if not wants_more_starts(verdict):
             break
-    return verdict
+    valid = tuple(line for g in guarding for line in g.lines if line[0] == "valid" and g.metric in (metric, None))
+    return replace(verdict, lines=(*verdict.lines, *valid), log_path=evidence.starts[-1].log_path)
 
 
 def _compare(
@@ -86,12 +87,14 @@ def _baseline(session: Session, name: str) -> Baseline | None:
     return read_baseline(path) if path.exists() else None
 
 
-def finish(verdict: Verdict, folder: Path, options: Options) -> Verdict:
-    """Add what only the run knows: its id in the promote command, and the line that runs this question again."""
-    keyword = f" -k {verdict.metric}" if verdict.metric else f" -k {verdict.check}"
-    rerun = f"pytest --moegpu={options.profile} --moegpu-scenario={verdict.scenario}{keyword}"
+def finish(verdict: Verdict, folder: Path, rerun: str) -> Verdict:
+    """Add what only the run knows: its folder in the promote command, the tail of the log, the line that asks again."""
+    last = verdict.log_tail
+    if verdict.log_path and not last and not verdict.outcome.green:
+        last = tail(Path(verdict.log_path))
     return replace(
         verdict,
         reason=verdict.reason.replace(".moegpu/runs/<id>", str(folder)),
         lines=(*verdict.lines, ("rerun", rerun)),
+        log_tail=last,
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -18,19 +16,17 @@ from pytest_moegpu.core.evidence import (
     StartEvidence,
     StartFailure,
 )
-from pytest_moegpu.core.units import format_bytes
 from pytest_moegpu.errors import ProbeError, StartError
 from pytest_moegpu.host.probe import Probe
 from pytest_moegpu.host.process import StopReport, tail
 from pytest_moegpu.host.sampler import Sampler
 from pytest_moegpu.host.stack import libraries
+from pytest_moegpu.session.device import on_device, refuse_busy, used, wait_idle
 from pytest_moegpu.session.progress import Progress
 from pytest_moegpu.session.server import Server
 from pytest_moegpu.session.workload import Workload
 
-__all__ = ["Recorded", "StartRun", "named", "used"]
-
-_RETURN_POLL_SECONDS = 0.1
+__all__ = ["Recorded", "StartRun"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,21 +36,6 @@ class Recorded:
     start: StartEvidence
     samples: tuple[Sample, ...]
     libraries: dict[str, str]
-
-
-def used(samples: Sequence[Sample]) -> int | None:
-    """Add up one reading of all devices in bytes; None when one of them could not be read."""
-    known = [sample.used_bytes for sample in samples if sample.used_bytes is not None]
-    return sum(known) if samples and len(known) == len(samples) else None
-
-
-def named(processes: Sequence[DeviceProcess]) -> str:
-    """Name processes for a message: pid, program, memory."""
-    return ", ".join(
-        f"pid {p.pid} ({p.name or 'unknown'}, "
-        f"{'size not known' if p.used_bytes is None else format_bytes(p.used_bytes)})"
-        for p in processes
-    )
 
 
 @dataclass
@@ -74,6 +55,7 @@ class StartRun:
         self._phase = Phase.PREFLIGHT
         self.workload.enter = self._enter
         self._libraries: dict[str, str] = {}
+        self._counters: dict[str, float] = {}
         self._processes: tuple[DeviceProcess, ...] = ()
         self._foreign: tuple[DeviceProcess, ...] = ()
         self._left: tuple[DeviceProcess, ...] = ()
@@ -91,7 +73,8 @@ class StartRun:
         try:
             self.probe.follow(None)
             idle = used(self._sampler.read_once("idle"))
-            self._refuse_busy()
+            self._foreign = on_device(self.probe, self.server.notes)
+            refuse_busy(self._foreign, self.refuse)
             self._enter(Phase.LOAD)
             self._sampler.start()
             self._serve()
@@ -106,23 +89,10 @@ class StartRun:
             self._sampler.stop()
         if failure is None and self._sampler.error is not None:
             failure = StartFailure(phase=Phase.STOP, cause=f"the device could not be read: {self._sampler.error}")
-        after, seconds = self._wait_idle(idle)
+        after, seconds = wait_idle(self.probe, idle, self.server.limits.idle_return_seconds)
+        if after is not None and idle is not None and after - idle > RETURN_SLACK_BYTES:
+            self._left = on_device(self.probe, self.server.notes)
         return self._recorded(started_at, failure, stop, idle, after, seconds)
-
-    def _refuse_busy(self) -> None:
-        """A GPU in use is refused: its numbers would not be ours, and its owner would suffer."""
-        if self.refuse:
-            raise StartError(StartFailure(phase=Phase.PREFLIGHT, cause=f"no further start: {self.refuse}"))
-        busy = self._on_device()
-        if busy:
-            self._foreign = busy
-            raise StartError(
-                StartFailure(
-                    phase=Phase.PREFLIGHT,
-                    cause=f"the device is in use by {named(busy)}; end these first, this run touches nothing it did "
-                    "not start",
-                )
-            )
 
     def _serve(self) -> None:
         self.progress.live("loading the model")
@@ -133,47 +103,19 @@ class StartRun:
         self._look()
         self.workload.run(self.parts)
         self._look()
+        self._counters = self.server.metrics()
         if not self.server.alive:
             raise self.server.failure(self._phase, self.server.death())
 
-    def _on_device(self) -> tuple[DeviceProcess, ...]:
-        """List the processes on the device; where the driver does not say (MIG, WSL2), note that and accuse nobody."""
-        try:
-            return self.probe.processes()
-        except ProbeError as error:
-            if error.kind != "no-permission":
-                raise
-            note = f"processes on the device are not known: {error}"
-            if note not in self.server.notes:
-                self.server.notes.append(note)
-            return ()
-
     def _look(self) -> None:
         """Note who is on the device, and who of these is not of the server's tree."""
-        seen = self._on_device()
+        seen = on_device(self.probe, self.server.notes)
         if seen:
             self._processes = seen
         strangers = tuple(p for p in seen if p.pid not in self.server.tree)
         # When not even the server is on the list, the driver counts pids of another namespace: nobody can be accused.
         if len(strangers) < len(seen):
             self._foreign = strangers
-
-    def _wait_idle(self, idle: int | None) -> tuple[int | None, float | None]:
-        """Poll until the device reads as before the start; returns the last reading and the seconds it took."""
-        self.probe.follow(None)
-        began = time.monotonic()
-        while True:
-            try:
-                now = used(self._sampler.read_once("after"))
-            except ProbeError:
-                return None, None
-            waited = time.monotonic() - began
-            if idle is None or now is None or now - idle <= RETURN_SLACK_BYTES:
-                return now, waited
-            if waited >= self.server.limits.idle_return_seconds:
-                self._left = self._on_device()
-                return now, waited
-            time.sleep(_RETURN_POLL_SECONDS)
 
     def _recorded(
         self,
@@ -207,6 +149,7 @@ class StartRun:
             processes=self._processes,
             foreign=self._foreign,
             event_reasons=phases.event_reasons(during),
+            counters=self._counters,
             notes=tuple(self.server.notes),
             left_over=(*stop.left, *(process.pid for process in self._left)),
             exit_code=stop.exit_code,

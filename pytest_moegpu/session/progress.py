@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-__all__ = ["Named", "Progress"]
+__all__ = ["Named", "Progress", "Silent"]
 
 
 class Progress(Protocol):
@@ -38,3 +38,16 @@ class Named:
     def done(self) -> None:
         """Leave the terminal to others for now."""
         self._inner.done()
+
+
+class Silent:
+    """Shows nothing."""
+
+    def live(self, text: str) -> None:
+        """Show nothing."""
+
+    def line(self, text: str) -> None:
+        """Show nothing."""
+
+    def done(self) -> None:
+        """Show nothing."""

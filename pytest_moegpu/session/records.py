@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pytest_moegpu.catalog import Catalog
 from pytest_moegpu.checks.throughput import metrics
 from pytest_moegpu.core.baseline import BASELINE_SCHEMA, Baseline, BaselineSession
 from pytest_moegpu.core.compare import compare
@@ -15,15 +14,16 @@ from pytest_moegpu.core.gate import decide
 from pytest_moegpu.core.identity import differences, stack_changes
 from pytest_moegpu.core.model import Limits, Scenario, Settings, Workload
 from pytest_moegpu.core.record import RunRecord
-from pytest_moegpu.core.verdict import METRICS, Outcome, Verdict
-from pytest_moegpu.errors import CatalogError, RecordError
+from pytest_moegpu.core.units import format_value
+from pytest_moegpu.core.verdict import METRICS, Verdict
+from pytest_moegpu.errors import RecordError
 from pytest_moegpu.host.store import RunStore, baseline_path, read_baseline, read_run, write_baseline
 from pytest_moegpu.report.terminal import failure_text, results_table
 
 __all__ = ["check_baselines", "compare_runs", "promote", "show"]
 
-# A run whose output, memory or placement was wrong must not become what others are measured by.
-_NOT_PROMOTABLE = (Outcome.FAILED, Outcome.REGRESSED, Outcome.ERROR)
+# What must have been judged, and found good, before speeds and memory may become what others are measured by.
+_MUST_BE_GREEN = ("output", "throughput")
 # 5 against 5 starts is the first even case in which the exact test can reject at 1 %.
 _ADVISED_STARTS = 5
 
@@ -46,7 +46,7 @@ def show(run: str, root: Path) -> str:
             ("stack", f"driver {stack.driver}, CUDA {stack.cuda_driver}, {stack.engine} {stack.engine_version}")
         )
         facts += [
-            (f"{evidence.scenario} {name}", ", ".join(f"{value:g}" for value in metric.values) + f" {metric.kind.unit}")
+            (f"{evidence.scenario} {name}", ", ".join(format_value(value, metric.kind.unit) for value in metric.values))
             for name, metric in metrics(evidence, _scenario(evidence)).items()
         ]
     lines = [f"{label:<24}  {text}" for label, text in dict.fromkeys(facts)]
@@ -57,13 +57,14 @@ def show(run: str, root: Path) -> str:
 
 
 def _scenario(evidence: Evidence) -> Scenario:
-    """Return the scenario of a stored run for its tolerances; one that the catalog no longer has gets the defaults."""
-    try:
-        return Catalog.load().scenario(evidence.scenario)
-    except CatalogError:
-        return Scenario(
-            name=evidence.scenario, title="", settings=Settings(context=1), workload=Workload(), limits=Limits()
-        )
+    """Return the scenario of a stored run, as far as a comparison needs it: its tolerances."""
+    return Scenario(
+        name=evidence.scenario,
+        title="",
+        settings=Settings(context=1),
+        workload=Workload(),
+        limits=Limits(tolerance=evidence.tolerance),
+    )
 
 
 def _session(record: RunRecord, evidence: Evidence) -> BaselineSession:
@@ -141,13 +142,11 @@ def _promotable(record: RunRecord) -> list[Baseline]:
         raise RecordError(f"run {record.id} is {record.status}: only a finished run can be promoted")
     found = []
     for evidence in record.evidence:
-        bad = [
-            f"{v.check} {v.outcome}: {v.reason}"
-            for v in record.verdicts
-            if v.scenario == evidence.scenario and v.check != "baseline" and v.outcome in _NOT_PROMOTABLE
-        ]
+        judged = [v for v in record.verdicts if v.scenario == evidence.scenario and v.check != "baseline"]
+        bad = [f"{v.check} {v.outcome}: {v.reason}" for v in judged if not v.outcome.green]
+        bad += [f"{check} was not judged" for check in _MUST_BE_GREEN if check not in {v.check for v in judged}]
         if bad:
-            raise RecordError(f"run {record.id} is not good enough to be a baseline: {'; '.join(bad)}")
+            raise RecordError(f"run {record.id}, {evidence.scenario}: not good enough for a baseline: {'; '.join(bad)}")
         baseline = _baseline(record, evidence)
         if baseline.units:
             found.append(baseline)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-
-import psutil
 
 from pytest_moegpu.backends.base import Backend, ChatRequest, Health, ServedModel
 from pytest_moegpu.core.evidence import LogFacts, Phase, RequestKind, RequestRecord, StartFailure
@@ -23,6 +20,7 @@ from pytest_moegpu.host.process import ServerProcess, StopReport, tail
 __all__ = ["Server", "new_key"]
 
 _POLL_SECONDS = 0.05
+_NOTICE_SECONDS = 1.0
 _LOG_LIMIT = 4 * 2**20
 # One token is asked of a server that has just said it is ready; first kernels may still be compiled.
 _FIRST_TOKEN_SECONDS = 180.0
@@ -64,9 +62,7 @@ class Server:
     def tree(self) -> frozenset[int]:
         """Pids of the server and of all it started, as far as they live now or lived at an earlier look."""
         if self._process is not None:
-            with contextlib.suppress(psutil.Error):
-                supervisor = psutil.Process(self._process.supervisor_pid)
-                self._seen |= {child.pid for child in supervisor.children(recursive=True)}
+            self._seen |= self._process.tree()
         return frozenset(self._seen)
 
     @property
@@ -129,11 +125,8 @@ class Server:
         if owner is None or self.pid is None:
             self.notes.append("the owner of the port could not be read")
             return
-        try:
-            name = owner.name()
-        except psutil.Error:
-            name = "?"
         if owner.pid not in self.tree:
+            name = owner.name or "unknown"
             cause = f"port {self.spec.port} is held by pid {owner.pid} ({name}), which this run did not start"
             raise self.failure(Phase.READY, cause)
 
@@ -177,6 +170,9 @@ class Server:
             self.backend.request(self.spec, request),
             timeout if timeout is not None else self.limits.request_seconds,
         )
+        if result.error is not None and self._process is not None:
+            # A broken connection is often the death of the server, and the notice of that comes a moment later.
+            self._process.wait(_NOTICE_SECONDS)
         return record(
             kind=kind,
             name=name,

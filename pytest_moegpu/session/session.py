@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
@@ -9,36 +10,30 @@ from pytest_moegpu import __version__
 from pytest_moegpu.checks import get_check
 from pytest_moegpu.checks.memory import RETURN_SLACK_BYTES
 from pytest_moegpu.core.evidence import (
-    DeviceProcess,
     Evidence,
     Part,
-    Phase,
-    Preflight,
     StartEvidence,
     StartFailure,
 )
-from pytest_moegpu.core.identity import identity, prompt_hash
-from pytest_moegpu.core.model import KnownAnswer, LaunchSpec, Scenario, Stack
+from pytest_moegpu.core.model import KnownAnswer, LaunchSpec, Scenario
 from pytest_moegpu.core.record import RUN_SCHEMA, RunRecord
 from pytest_moegpu.core.units import format_bytes
 from pytest_moegpu.core.verdict import Verdict
-from pytest_moegpu.errors import ProbeError
 from pytest_moegpu.host.control import free_port
-from pytest_moegpu.host.stack import host_facts, os_class
+from pytest_moegpu.host.stack import host_facts
 from pytest_moegpu.host.store import Bundle, RunStore
 from pytest_moegpu.options import Options
 from pytest_moegpu.questions import Question
+from pytest_moegpu.session.describe import describe
 from pytest_moegpu.session.judge import compare_metric, finish
-from pytest_moegpu.session.measure import Recorded, StartRun, used
+from pytest_moegpu.session.live import Live
+from pytest_moegpu.session.measure import Recorded, StartRun
 from pytest_moegpu.session.progress import Named, Progress
 from pytest_moegpu.session.server import Server, new_key
 from pytest_moegpu.session.target import Target, resolve
 from pytest_moegpu.session.workload import Workload
 
-__all__ = ["CHECK_VERSION", "Needs", "Session"]
-
-CHECK_VERSION = 1
-"""Raised whenever a metric or check changes its meaning; older baselines are then not comparable."""
+__all__ = ["Needs", "Session"]
 
 _HOST = "127.0.0.1"
 
@@ -64,9 +59,8 @@ class Session:
         self.verdicts: list[Verdict] = []
         self._needs: dict[str, Needs] = {}
         self._evidence: dict[str, Evidence] = {}
-        self._live: Server | None = None
-        self._live_name = ""
-        self._starts = 0
+        self._live = Live(self.target.probe)
+        self._starts: Counter[str] = Counter()
         self._unusable = ""
 
     @property
@@ -100,7 +94,7 @@ class Session:
         scenario = self.target.scenario(name)
         needs = self.needs(name)
         known = self._evidence.get(name)
-        if known is not None and (known.failure is not None or all(parts <= set(s.parts) for s in known.starts)):
+        if known is not None and (known.failure is not None or _holds(known, parts)):
             return known
         # What was measured before is kept: a later request adds starts that hold the missing parts as well.
         needs.parts |= parts
@@ -115,10 +109,9 @@ class Session:
 
     def _measure(self, scenario: Scenario, known: Evidence | None, total: int) -> Evidence:
         self.stop_live()
-        evidence = known or self._open(scenario)
+        evidence = known or describe(self.target, scenario)
         while len(evidence.starts) < total and evidence.failure is None:
-            number = len(evidence.starts) + 1
-            recorded = self._one(scenario, number, total)
+            recorded = self._one(scenario, first=not evidence.starts, place=f"{len(evidence.starts) + 1}/{total}")
             evidence = replace(
                 evidence,
                 starts=(*evidence.starts, recorded.start),
@@ -129,67 +122,19 @@ class Session:
         self.progress.done()
         return evidence
 
-    def _open(self, scenario: Scenario) -> Evidence:
-        """Describe what is about to be measured, before the first start."""
-        t = self.target
-        reading = t.probe.read(0.0, Phase.PREFLIGHT)
-        free = [sample.free_bytes for sample in reading if sample.free_bytes is not None]
-        warmest = max((s.temperature_c for s in reading if s.temperature_c is not None), default=None)
-        versions = t.probe.versions()
-        return Evidence(
-            profile=t.profile.name,
-            scenario=scenario.name,
-            backend=t.backend.name,
-            gpus=t.gpus,
-            stack=Stack(
-                driver=versions.get("driver"),
-                cuda_driver=versions.get("cuda_driver"),
-                toolkit=t.engine.toolkit,
-                engine=t.backend.name,
-                engine_version=t.engine.version,
-                engine_build=t.engine.build,
-                kernel=host_facts()["kernel"],
-            ),
-            identity=identity(
-                gpus=t.gpus,
-                backend=t.backend.name,
-                model=t.file,
-                settings=scenario.settings,
-                workload_hash=prompt_hash(scenario.workload, t.model.known_answers),
-                memory_version=t.probe.memory_version,
-                os_class=os_class(),
-                check_version=CHECK_VERSION,
-            ),
-            noted=host_facts() | {"model.path": t.file.path, "gpu.uuid": ", ".join(g.uuid or "?" for g in t.gpus)},
-            preflight=Preflight(
-                idle_bytes=used(reading),
-                free_bytes=sum(free) if len(free) == len(reading) else None,
-                total_bytes=sum(gpu.memory_bytes for gpu in t.gpus),
-                processes=self._present(),
-                temperature_c=warmest,
-            ),
-            check_version=CHECK_VERSION,
-        )
-
-    def _present(self) -> tuple[DeviceProcess, ...]:
-        try:
-            return self.target.probe.processes()
-        except ProbeError:
-            # Not known is not busy; each start looks again and notes what it could not see.
-            return ()
-
-    def _one(self, scenario: Scenario, number: int, total: int) -> Recorded:
+    def _one(self, scenario: Scenario, *, first: bool, place: str) -> Recorded:
         needs = self.needs(scenario.name)
         # Contexts are about whether they work, not how fast to the percent: the first start answers that.
-        parts = frozenset(needs.parts - ({Part.CONTEXT} if number > 1 else set()))
-        progress = Named(self.progress, f"{scenario.name} start {number}/{total}")
-        server = self.server(scenario, number)
+        parts = frozenset(needs.parts if first else needs.parts - {Part.CONTEXT})
+        progress = Named(self.progress, f"{scenario.name} start {place}")
+        server, number = self._server(scenario)
         fills = {round(fill * scenario.settings.context) for fill in scenario.workload.context_fills}
         workload = Workload(
             server=server,
             scenario=scenario,
             answers=(*self.target.model.known_answers, *needs.answers),
             context_tokens=tuple(sorted(fills | needs.context_tokens)),
+            recall_reach=self.target.model.recall_reach,
             enter=lambda _phase: None,
             progress=progress,
         )
@@ -216,9 +161,11 @@ class Session:
             if rest > RETURN_SLACK_BYTES:
                 self._unusable = f"start {start.number} left {format_bytes(rest)} on the device, held by nobody known"
 
-    def server(self, scenario: Scenario, number: int) -> Server:
-        """Build a server of a scenario, not started."""
+    def _server(self, scenario: Scenario) -> tuple[Server, int]:
+        """Build a server of a scenario, not started, and its number, which also names its log."""
         t = self.target
+        self._starts[scenario.name] += 1
+        number = self._starts[scenario.name]
         spec = LaunchSpec(
             program=t.program,
             model_path=t.file.path,
@@ -230,34 +177,27 @@ class Session:
             devices=tuple(g.index for g in t.gpus) if t.profile.probe == "nvml" else (),
             device_kind=t.profile.gpu.kind,
         )
-        return Server(t.backend, spec, scenario.limits, self.bundle.log_path(scenario.name, number))
+        return Server(t.backend, spec, scenario.limits, self.bundle.log_path(scenario.name, number)), number
 
     def live(self, name: str) -> Server:
         """Return a running server of a scenario for tests that talk to it; one server lives at a time.
 
         Raises:
-            StartError: It did not come up.
+            StartError: The device is in use, or the server did not come up.
         """
-        if self._live is not None and self._live.alive and self._live_name == name:
-            return self._live
-        self.stop_live()
-        self._starts += 1
-        self._live, self._live_name = self.server(self.target.scenario(name), 100 + self._starts), name
-        try:
-            self._live.start()
-        except BaseException:
+        running = self._live.of(name)
+        if running is None:
             self.stop_live()
-            raise
-        return self._live
+            running, _ = self._server(self.target.scenario(name))
+            self._live.start(running, name, self._unusable)
+        return running
 
     def stop_live(self) -> None:
         """End the live server, if there is one."""
-        if self._live is not None:
-            live, self._live = self._live, None
-            live.stop()
+        self._unusable = self._live.stop() or self._unusable
 
-    def judge(self, question: Question, name: str) -> tuple[Verdict, ...]:
-        """Answer one question about a scenario.
+    def judge(self, question: Question, name: str, rerun: str) -> tuple[Verdict, ...]:
+        """Answer one question about a scenario; `rerun` is the command line that asks it again.
 
         Raises:
             UserError: No such check or scenario.
@@ -266,15 +206,15 @@ class Session:
         evidence = question.narrow(self.evidence(name, check.needs))
         judge = question.judge or check.judge
         verdicts = judge(evidence, question.change(self.target.scenario(name)), self.target.profile)
-        return self.keep(tuple(v for v in verdicts if question.only(v)))
+        return self._keep(tuple(v for v in verdicts if question.only(v)), rerun)
 
-    def compare(self, metric: str, name: str) -> tuple[Verdict, ...]:
+    def compare(self, metric: str, name: str, rerun: str) -> tuple[Verdict, ...]:
         """Compare one metric of a scenario with its baseline, with more starts while that can settle it."""
-        return self.keep((compare_metric(self, metric, name),))
+        return self._keep((compare_metric(self, metric, name),), rerun)
 
-    def keep(self, verdicts: tuple[Verdict, ...]) -> tuple[Verdict, ...]:
+    def _keep(self, verdicts: tuple[Verdict, ...], rerun: str) -> tuple[Verdict, ...]:
         """Complete verdicts with run, log and rerun line, and remember them."""
-        done = tuple(finish(verdict, self.bundle.folder, self.options) for verdict in verdicts)
+        done = tuple(finish(verdict, self.bundle.folder, rerun) for verdict in verdicts)
         self.verdicts.extend(v for v in done if v not in self.verdicts)
         return done
 
@@ -320,3 +260,9 @@ class Session:
         finally:
             self.save(status)
             self.target.probe.close()
+
+
+def _holds(evidence: Evidence, parts: frozenset[Part]) -> bool:
+    """Tell whether every start has these parts; the long contexts are asked in one start only, see `Session._one`."""
+    had = [frozenset(start.parts) for start in evidence.starts]
+    return all(parts - {Part.CONTEXT} <= held for held in had) and parts <= frozenset().union(*had)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from pytest_moegpu.core.baseline import BASELINE_SCHEMA, Baseline, BaselineSession
 from pytest_moegpu.core.evidence import Evidence, LogFacts, Part, Preflight, RequestKind, RequestRecord, StartEvidence
 from pytest_moegpu.core.model import (
     DeviceKind,
@@ -17,7 +18,9 @@ from pytest_moegpu.core.model import (
     Stack,
     Workload,
 )
+from pytest_moegpu.core.record import RUN_SCHEMA, RunRecord
 from pytest_moegpu.core.units import GIB, MIB
+from pytest_moegpu.core.verdict import Verdict
 
 QUESTIONS = (
     ("What is the capital of France?", "The capital of France is Paris.", "Paris"),
@@ -77,6 +80,7 @@ def answers() -> tuple[RequestRecord, ...]:
             prompt=prompt,
             text=text,
             expect=(word,),
+            margin=2.5,
             finish_reason="stop",
         )
         for i, (prompt, text, word) in enumerate(QUESTIONS)
@@ -159,3 +163,43 @@ def evidence(*starts: StartEvidence, **changes: Any) -> Evidence:
         starts=starts or (start(1), start(2)),
     )
     return replace(run, **changes)
+
+
+def run_record(*found: Evidence, verdicts: tuple[Verdict, ...] = (), **changes: Any) -> RunRecord:
+    """A finished run with this evidence."""
+    record = RunRecord(
+        schema=RUN_SCHEMA,
+        id="20261130-100000-rtx3090-0001",
+        status="finished",
+        started_at="2026-11-30T10:00:00+00:00",
+        finished_at="2026-11-30T10:05:00+00:00",
+        moegpu_version="0.1.0",
+        profile="rtx3090",
+        command=("pytest", "--moegpu=rtx3090"),
+        host={"host": "rig"},
+        evidence=found,
+        verdicts=verdicts,
+    )
+    return replace(record, **changes)
+
+
+def baseline(*decode: float, **changes: Any) -> Baseline:
+    """A baseline with one session of decode values, by default five of about 100 tok/s."""
+    session = BaselineSession(
+        run="20261129-100000-rtx3090-0000",
+        recorded_at="2026-11-30T10:00:00+00:00",
+        metrics={"decode": decode or (99.0, 100.0, 100.5, 101.0, 100.2)},
+    )
+    base = Baseline(
+        schema=BASELINE_SCHEMA,
+        profile="rtx3090",
+        scenario="balanced-6k",
+        backend="llamacpp",
+        check_version=1,
+        identity={},
+        stack=Stack(driver="580.159", cuda_driver="13.0"),
+        sessions=(session,),
+        units={"decode": "tok/s"},
+        better={"decode": "higher"},
+    )
+    return replace(base, **changes)

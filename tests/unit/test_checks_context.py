@@ -22,7 +22,7 @@ def test_every_fill_has_its_verdict() -> None:
     half, whole = verdicts(evidence())
     assert (half.outcome, whole.outcome) == (Outcome.PASS, Outcome.PASS)
     assert (half.subject, whole.subject) == ("context 1024 tokens (50 %)", "context 1946 tokens (95 %)")
-    assert whole.more == {"value": "recall 4 of 4"}
+    assert whole.more == {"value": "recall 4 of 4", "tokens": "1946"}
     assert ("decode", "80.0 tok/s, 80.0 % of 100.0 tok/s when short") in whole.lines
 
 

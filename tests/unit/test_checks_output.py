@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pytest_moegpu.checks.output import judge
+from pytest_moegpu.checks.output import judge, judge_asked
 from pytest_moegpu.core.evidence import Phase, RequestRecord, StartFailure
 from pytest_moegpu.core.verdict import FailedClass, Outcome, Verdict
 from tests.unit.builders import answers, evidence, profile, scenario, start, stream
@@ -97,3 +97,61 @@ def test_break_after_the_answers_does_not_spoil_them() -> None:
     assert known.outcome is Outcome.PASS
     (verdict,) = judge(evidence(start(failure=replace(later, phase=Phase.OUTPUT))), scenario(), profile())
     assert verdict.outcome is Outcome.ERROR
+
+
+def uncalibrated(right: int, of: int = 4) -> tuple[RequestRecord, ...]:
+    """Answers to questions whose margin was never measured for this model, so many of them right."""
+    first = answers()[0]
+    return tuple(
+        replace(
+            first,
+            name=f"answer-{i}",
+            prompt=f"{first.prompt} ({i})",
+            margin=None,
+            text=first.text if i < right else "It is Lyon, said she.",
+        )
+        for i in range(of)
+    )
+
+
+def test_uncalibrated_misses_accuse_nobody_while_half_are_right() -> None:
+    for right in (2, 3):
+        known, form = both(uncalibrated(right))
+        assert (known.outcome, known.failed_class) == (Outcome.INCONCLUSIVE, None)
+        assert known.reason == (
+            f"{right} of 4 right, but these questions were never calibrated for this model: a healthy one may miss some"
+        )
+        assert dict(known.lines)["got"] == "'It is Lyon, said she.'"
+        assert form.outcome is Outcome.PASS
+
+
+def test_uncalibrated_answers_mostly_wrong_fail() -> None:
+    for right in (0, 1):
+        known, _ = both(uncalibrated(right))
+        assert (known.outcome, known.failed_class) == (Outcome.FAILED, FailedClass.CORRECTNESS)
+        assert known.reason == f"{right} of 4 right"
+
+
+def test_uncalibrated_answers_all_right_pass() -> None:
+    known, _ = both(uncalibrated(4))
+    assert (known.outcome, known.reason) == (Outcome.PASS, "4 of 4 right")
+
+
+def test_one_calibrated_question_makes_a_miss_count() -> None:
+    first, *others = uncalibrated(3)
+    known, _ = both((replace(first, margin=2.0), *others))
+    assert known.outcome is Outcome.FAILED
+
+
+def test_half_is_counted_over_all_starts() -> None:
+    known, _ = both(uncalibrated(4), uncalibrated(0))
+    assert (known.outcome, known.reason[:12]) == (Outcome.INCONCLUSIVE, "4 of 8 right")
+
+
+def test_questions_somebody_chose_are_judged_strictly() -> None:
+    def chosen(right: int, of: int) -> Verdict:
+        return judge_asked(evidence(start(requests=uncalibrated(right, of))), scenario(), profile())[0]
+
+    assert chosen(1, 1).outcome is Outcome.PASS
+    assert (chosen(3, 4).outcome, chosen(3, 4).failed_class) == (Outcome.FAILED, FailedClass.CORRECTNESS)
+    assert chosen(0, 1).reason == "0 of 1 right"

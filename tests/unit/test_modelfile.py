@@ -16,6 +16,7 @@ from pytest_moegpu.errors import ModelFileError
 from pytest_moegpu.host import modelfile
 from pytest_moegpu.host.ggufheader import read_header
 from pytest_moegpu.host.modelfile import facts_of, model_file, read_gguf, sha256_of
+from tests.fakes.gguf import write_gguf
 
 
 @pytest.fixture(autouse=True)
@@ -24,24 +25,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 
 
 def _write(path: Path, change: Callable[[gguf.GGUFWriter], None] | None = None, arch: str = "llama") -> Path:
-    writer = gguf.GGUFWriter(path, arch)
-    writer.add_name("Tiny Llama 1.1B")
-    writer.add_license("apache-2.0")
-    writer.add_block_count(4)
-    writer.add_embedding_length(64)
-    writer.add_head_count(8)
-    writer.add_context_length(2048)
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_1)
-    writer.add_token_list([f"t{n}" for n in range(300)])
-    writer.add_tensor("token_embd.weight", np.zeros((300, 64), dtype=np.float16))
-    writer.add_tensor("output_norm.weight", np.ones(64, dtype=np.float32))
-    if change:
-        change(writer)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    return write_gguf(path, change, arch=arch, vocabulary=300, context=2048)
 
 
 @pytest.fixture

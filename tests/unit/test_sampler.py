@@ -9,17 +9,11 @@ import time
 import pytest
 
 from pytest_moegpu.core.evidence import Phase, Sample
-from pytest_moegpu.core.model import Gpu
 from pytest_moegpu.errors import ProbeError
 from pytest_moegpu.host.sampler import Sampler
-from tests.fakes.probe import GIB, FakeProbe, Reading
+from tests.fakes.probe import FakeProbe, Reading
 
-TWO = (Gpu(index=0, name="a", memory_bytes=GIB), Gpu(index=1, name="b", memory_bytes=GIB))
 PATIENCE = 10.0
-
-
-def seen(reasons: int | None) -> Sample:
-    return Sample(time=0, phase="", device=0, event_reasons=reasons)
 
 
 class Signal:
@@ -45,30 +39,6 @@ class TestWithoutThread:
         sampler.read_once("load")
         assert [(s.time, s.phase, s.used_bytes) for s in sampler.samples] == [(10, "preflight", 3), (11, "load", 4)]
 
-    def test_peaks_by_phase(self) -> None:
-        sampler = Sampler(FakeProbe([0, 7, 9, 8, 2]))
-        for phase in ("preflight", "load", "load", "decode", "decode"):
-            sampler.read_once(phase)
-        assert sampler.peaks() == {"preflight": 0, "load": 9, "decode": 8}
-
-    def test_peak_is_of_one_reading_over_all_devices(self) -> None:
-        sampler = Sampler(FakeProbe([(10, 1), (2, 8)], gpus=TWO))
-        sampler.read_once("load")
-        sampler.read_once("load")
-        assert sampler.peaks() == {"load": 11}
-
-    def test_unknown_readings_are_left_out_and_never_zero(self) -> None:
-        sampler = Sampler(FakeProbe([(10, None), (2, 3), (None, None)], gpus=TWO))
-        for phase in ("load", "load", "decode"):
-            sampler.read_once(phase)
-        assert sampler.peaks() == {"load": 5}
-
-    def test_reasons_are_added_up_by_phase(self) -> None:
-        sampler = Sampler(FakeProbe([seen(0x4), seen(0x20), seen(None), seen(0)]))
-        for phase in ("decode", "decode", "load", "stop"):
-            sampler.read_once(phase)
-        assert sampler.reasons() == {"decode": 0x24, "stop": 0}
-
     def test_error_is_raised_and_the_first_one_kept(self) -> None:
         first, second = ProbeError("first", kind="lost"), ProbeError("second")
         sampler = Sampler(FakeProbe([first, second]))
@@ -79,13 +49,7 @@ class TestWithoutThread:
 
     def test_nothing_read(self) -> None:
         sampler = Sampler(FakeProbe())
-        assert (sampler.samples, sampler.peaks(), sampler.reasons(), sampler.rate(), sampler.error) == (
-            (),
-            {},
-            {},
-            None,
-            None,
-        )
+        assert (sampler.samples, sampler.rate(), sampler.error) == ((), None, None)
 
     def test_idle_readings_do_not_count_as_rate(self) -> None:
         sampler = Sampler(FakeProbe())
@@ -134,7 +98,7 @@ class TestThread:
         taken["load"].clear()
         assert taken["load"].wait(PATIENCE)
         sampler.stop()
-        assert sampler.peaks() == {"preflight": 9, "load": 4, "decode": 6}
+        assert {s.phase: s.used_bytes for s in sampler.samples} == {"preflight": 9, "load": 4, "decode": 6}
 
     def test_phase_is_left_when_the_block_fails(self) -> None:
         sampler = Sampler(FakeProbe())
@@ -157,7 +121,7 @@ class TestThread:
         sampler.start()
         _join()
         assert sampler.error is lost
-        assert sampler.peaks() == {"preflight": 2}
+        assert [s.used_bytes for s in sampler.samples] == [1, 2]
         assert probe.reads == 3
         with pytest.raises(ProbeError):
             sampler.read_once("stop")

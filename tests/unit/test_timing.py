@@ -246,3 +246,8 @@ def test_no_decode_rate_without_two_tokens_and_time(fields: dict[str, object]) -
 )
 def test_no_prefill_rate_without_known_counts(fields: dict[str, object]) -> None:
     assert prefill_rate(rated(**fields)) is None
+
+
+def test_half_a_character_is_kept_as_a_mark_that_can_be_stored() -> None:
+    r = made((11, {"text": "ok \ud83d"}), (12, {"text": "\ude00 \udc00!", "reasoning": "\ud83d"}), (13, "[DONE]"))
+    assert (r.text, r.reasoning) == ("ok 😀 \ufffd!", "\ufffd")

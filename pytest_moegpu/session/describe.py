@@ -1,0 +1,62 @@
+"""What is about to be measured, written down before the first start: devices, stack, identity, and the idle reading."""
+
+from __future__ import annotations
+
+from pytest_moegpu.core.evidence import Evidence, Phase, Preflight
+from pytest_moegpu.core.identity import identity, prompt_hash
+from pytest_moegpu.core.model import Scenario, Stack
+from pytest_moegpu.host.stack import host_facts, os_class
+from pytest_moegpu.session.device import on_device, used
+from pytest_moegpu.session.target import Target
+
+__all__ = ["CHECK_VERSION", "describe"]
+
+CHECK_VERSION = 1
+"""Raised whenever a metric or check changes its meaning; older baselines are then not comparable."""
+
+
+def describe(target: Target, scenario: Scenario) -> Evidence:
+    """Return the evidence of a scenario without any start yet.
+
+    Raises:
+        ProbeError: A device cannot be read.
+    """
+    reading = target.probe.read(0.0, Phase.PREFLIGHT)
+    free = [sample.free_bytes for sample in reading if sample.free_bytes is not None]
+    versions = target.probe.versions()
+    facts = host_facts()
+    return Evidence(
+        profile=target.profile.name,
+        scenario=scenario.name,
+        backend=target.backend.name,
+        gpus=target.gpus,
+        stack=Stack(
+            driver=versions.get("driver"),
+            cuda_driver=versions.get("cuda_driver"),
+            toolkit=target.engine.toolkit,
+            engine=target.backend.name,
+            engine_version=target.engine.version,
+            engine_build=target.engine.build,
+            kernel=facts["kernel"],
+        ),
+        identity=identity(
+            gpus=target.gpus,
+            backend=target.backend.name,
+            model=target.file,
+            settings=scenario.settings,
+            workload_hash=prompt_hash(scenario.workload, target.model.known_answers),
+            memory_version=target.probe.memory_version,
+            os_class=os_class(),
+            check_version=CHECK_VERSION,
+        ),
+        noted=facts | {"model.path": target.file.path, "gpu.uuid": ", ".join(g.uuid or "?" for g in target.gpus)},
+        preflight=Preflight(
+            idle_bytes=used(reading),
+            free_bytes=sum(free) if len(free) == len(reading) else None,
+            total_bytes=sum(gpu.memory_bytes for gpu in target.gpus),
+            processes=on_device(target.probe, []),
+            temperature_c=max((s.temperature_c for s in reading if s.temperature_c is not None), default=None),
+        ),
+        tolerance=scenario.limits.tolerance,
+        check_version=CHECK_VERSION,
+    )

@@ -1,0 +1,54 @@
+"""A running server for tests that talk to it; the device is looked after as around a measured start."""
+
+from __future__ import annotations
+
+from pytest_moegpu.checks.memory import RETURN_SLACK_BYTES
+from pytest_moegpu.core.units import format_bytes
+from pytest_moegpu.host.probe import Probe
+from pytest_moegpu.session.device import on_device, refuse_busy, used, wait_idle
+from pytest_moegpu.session.server import Server
+
+__all__ = ["Live"]
+
+
+class Live:
+    """At most one server, kept until another scenario's turn or a measurement."""
+
+    def __init__(self, probe: Probe) -> None:
+        self._probe = probe
+        self._server: Server | None = None
+        self._scenario = ""
+        self._idle: int | None = None
+
+    def of(self, scenario: str) -> Server | None:
+        """Return the server if it runs for this scenario."""
+        return self._server if self._server is not None and self._server.alive and scenario == self._scenario else None
+
+    def start(self, server: Server, scenario: str, unusable: str) -> None:
+        """Start a server; the one before must have been stopped.
+
+        Raises:
+            StartError: The device is in use, or the server did not come up; it is then already gone.
+        """
+        self._probe.follow(None)
+        refuse_busy(on_device(self._probe, server.notes), unusable)
+        self._idle = used(self._probe.read(0.0, "idle"))
+        self._server, self._scenario = server, scenario
+        try:
+            server.start(self._probe.follow)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> str:
+        """End the server and wait for its memory; returns why the device may not be used any more, or nothing."""
+        if self._server is None:
+            return ""
+        server, self._server = self._server, None
+        report = server.stop()
+        if report.left:
+            return f"a live server left pids {', '.join(map(str, report.left))} behind"
+        after, _ = wait_idle(self._probe, self._idle, server.limits.idle_return_seconds)
+        if after is not None and self._idle is not None and after - self._idle > RETURN_SLACK_BYTES:
+            return f"a live server left {format_bytes(after - self._idle)} on the device"
+        return ""

@@ -1,0 +1,262 @@
+"""One server from launch to its end, against a server that misbehaves in every known way."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pytest_moegpu.backends.base import ChatRequest
+from pytest_moegpu.backends.llamacpp import LlamaCpp
+from pytest_moegpu.core.evidence import Phase, RequestKind, StartFailure
+from pytest_moegpu.core.model import DeviceKind, LaunchSpec, Limits, Settings
+from pytest_moegpu.errors import StartError
+from pytest_moegpu.host.control import free_port
+from pytest_moegpu.host.process import ServerProcess
+from pytest_moegpu.session.server import Server
+from tests.fakes.llama_server import environment, install
+from tests.fakes.waiting import gone, pids_in, wait_for
+
+Make = Callable[..., Server]
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """Build servers of the fake; afterwards none of their processes may be left."""
+    made: list[Server] = []
+
+    def build(*, ready: float = 20.0, request: float = 10.0, port: int | None = None, **behaviour: object) -> Server:
+        for name, value in environment(pids=str(tmp_path / "pids"), **behaviour).items():
+            monkeypatch.setenv(name, value)
+        spec = LaunchSpec(
+            program=(str(install(tmp_path / "bin")),),
+            model_path=str(tmp_path / "tiny.gguf"),
+            model_name="tiny",
+            settings=Settings(context=1024),
+            host="127.0.0.1",
+            port=port or free_port(),
+            api_key="secret",
+            device_kind=DeviceKind.CPU,
+        )
+        limits = Limits(ready_seconds=ready, request_seconds=request)
+        made.append(Server(LlamaCpp(), spec, limits, tmp_path / "server.log"))
+        return made[-1]
+
+    yield build
+    for server in made:
+        server.stop()
+    pids = pids_in(tmp_path / "pids")
+    assert gone(pids), f"left behind: {pids}"
+
+
+def failure(server: Server) -> StartFailure:
+    with pytest.raises(StartError) as caught:
+        server.start()
+    assert caught.value.failure.log_path == str(server.log_path)
+    return caught.value.failure
+
+
+class Health(http.server.BaseHTTPRequestHandler):
+    """Says that it is well, whatever it is asked."""
+
+    def do_GET(self) -> None:
+        body = b'{"status": "ok"}'
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+class Mute(Health):
+    """Holds the port, and closes every connection without a word."""
+
+    def handle(self) -> None:
+        self.close_connection = True
+
+
+@contextmanager
+def squatter(kind: type[Health]) -> Iterator[int]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_ready_means_alive_healthy_the_right_model_and_a_token(make: Make) -> None:
+    server = make()
+    spawned: list[int] = []
+    server.start(spawned.append)
+    assert spawned == [server.pid]
+    assert server.alive
+    assert server.load_seconds is not None
+    assert (server.served.name, server.served.context, server.served.slots) == ("tiny", 1024, 1)
+    assert server.pid in server.tree
+    assert server.notes == []
+    assert server.metrics() == {"prompt_tokens_total": 12.0}
+    log = server.log_facts()
+    assert set(log.model_bytes) == {"CPU_Mapped"}
+    assert (log.slots, log.context) == (1, 1024)
+    assert not log.fatal_lines
+    record = server.chat(ChatRequest(prompt="Tell me of the sea.", max_tokens=8), RequestKind.THROUGHPUT, "sea")
+    assert (record.error, record.output_tokens, record.finish_reason) == (None, 8, "length")
+    assert (record.cached_tokens, len(record.gaps)) == (0, 7)
+    report = server.stop()
+    assert (report.exit_code, report.killed, report.left) == (0, (), ())
+    assert server.stop() is report
+    assert not server.alive
+
+
+def test_the_key_is_not_on_the_command_line(make: Make) -> None:
+    server = make()
+    server.start()
+    assert server.pid is not None
+    assert b"secret" not in Path(f"/proc/{server.pid}/cmdline").read_bytes()
+    assert "secret" not in " ".join(server.argv)
+
+
+def test_exits_at_once(make: Make, tmp_path: Path) -> None:
+    server = make(exit_at_once={"code": 1, "lines": ["error loading model: a tensor is missing", "bye"]})
+    died: list[float] = []
+
+    def watch() -> None:
+        with contextlib.suppress(AssertionError):
+            wait_for(lambda: bool(pids := pids_in(tmp_path / "pids")) and gone(pids), "the death")
+        died.append(time.monotonic())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    found = failure(server)
+    told = time.monotonic()
+    watcher.join()
+    assert (found.phase, found.exit_code) == (Phase.LAUNCH, 1)
+    assert "exit code 1" in found.cause
+    assert found.log_tail == ("error loading model: a tensor is missing", "bye")
+    # The promise is 1 s after the fact; 3 s, because two shared cores may keep this process itself from running.
+    assert told - died[0] < 3
+
+
+def test_exits_while_loading(make: Make) -> None:
+    found = failure(make(never_ready=True, exit_after=0.5))
+    assert (found.phase, found.exit_code) == (Phase.LOAD, 7)
+    assert found.log_tail[-1] == "fake: leaving as told"
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "state"),
+    [({"never_bind": True}, "no answer on the port"), ({"never_ready": True}, "still loading")],
+    ids=["never-binds", "never-ready"],
+)
+def test_deadline_names_the_last_state(make: Make, behaviour: dict[str, object], state: str) -> None:
+    # Long enough for the fake to come up on a busy machine, where that matters to the state.
+    found = failure(make(ready=2.0, **behaviour))
+    assert found.phase is Phase.LOAD
+    assert found.cause == f"not ready after 2 s; last state: {state}"
+    assert found.exit_code is None
+
+
+def test_healthy_but_generates_nothing(make: Make) -> None:
+    found = failure(make(hang_generation=True, request=0.5))
+    assert found.phase is Phase.READY
+    assert "healthy, but it does not generate" in found.cause
+    assert found.state == "health 200"
+
+
+def test_ready_for_another_model(make: Make) -> None:
+    found = failure(make(wrong_model="other-7b"))
+    assert found.phase is Phase.READY
+    assert found.cause == "ready for another model: serves 'other-7b', wanted 'tiny'"
+
+
+def test_a_squatter_that_says_it_is_well_is_named(make: Make) -> None:
+    with squatter(Health) as port:
+        found = failure(make(port=port, never_bind=True))
+    assert found.phase is Phase.READY
+    assert f"port {port} is held by pid {os.getpid()} (" in found.cause
+    assert "which this run did not start" in found.cause
+
+
+def test_a_port_that_is_taken_by_something_else(make: Make) -> None:
+    with squatter(Mute) as port:
+        found = failure(make(port=port))
+    assert found.exit_code == 1
+    assert "couldn't bind HTTP server socket" in found.cause
+
+
+def test_out_of_memory_while_loading(make: Make) -> None:
+    line = "ggml_backend_cuda_buffer_type_alloc_buffer: allocating 900.00 MiB: cudaMalloc failed: out of memory"
+    found = failure(make(exit_at_once={"code": 1, "lines": [line, "exiting due to model loading error"]}))
+    assert found.out_of_memory
+    assert found.cause == f"out of memory (exit code 1): {line}"
+
+
+def test_dies_in_the_middle_of_an_answer(make: Make) -> None:
+    server = make(die_mid_stream=3)
+    server.start()
+    record = server.chat(ChatRequest(prompt="Tell me of the sea.", max_tokens=20), RequestKind.THROUGHPUT, "sea")
+    assert record.error is not None
+    assert "connection closed" in record.error
+    assert len(record.text.split()) == 3
+    assert record.finish_reason is None
+    assert not server.alive, "whoever asks next must know that it is dead"
+    assert "exit code 3" in server.death()
+
+
+def test_a_request_past_the_context_keeps_the_servers_words(make: Make) -> None:
+    server = make()
+    server.start()
+    record = server.chat(ChatRequest(prompt="word " * 1000, max_tokens=8), RequestKind.CONTEXT, "long")
+    assert record.status == 400
+    assert "exceeds the available context size" in (record.error or "")
+
+
+@pytest.mark.parametrize("behaviour", [{}, {"ignore_term": True}], ids=["polite", "ignores-term"])
+def test_after_stop_nothing_is_left(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behaviour: dict[str, object]
+) -> None:
+    if behaviour:
+        # Nothing is gained by waiting for one that never goes.
+        monkeypatch.setattr(ServerProcess.stop, "__defaults__", (0.5,))
+    server = make(setsid_worker=True, **behaviour)
+    server.start()
+    pids = pids_in(tmp_path / "pids")
+    assert len(pids) == 2
+    assert set(pids) <= server.tree
+    report = server.stop()
+    assert report.left == ()
+    assert bool(report.killed) == bool(behaviour)
+    assert gone(pids)
+
+
+def test_a_log_of_noise_is_read_all_the_same(make: Make) -> None:
+    server = make(noise=True)
+    server.start()
+    assert set(server.log_facts().model_bytes) == {"CPU_Mapped"}
+    assert "listening" in server.failure(Phase.READY, "none").failure.log_tail[-1]
+
+
+def test_a_log_that_grows_without_end_neither_blocks_nor_hides_the_death(make: Make) -> None:
+    server = make(flood=8 * 2**20, die_mid_stream=2)
+    server.start()
+    assert server.log_path.stat().st_size > 8 * 2**20
+    server.chat(ChatRequest(prompt="Tell me of the sea.", max_tokens=5), RequestKind.THROUGHPUT, "sea")
+    wait_for(lambda: not server.alive, "the notice of its death")
+    assert "terminate called" in server.failure(Phase.DECODE, server.death()).failure.log_tail[-1]
+
+
+def test_stop_before_start(make: Make) -> None:
+    assert make().stop().exit_code is None

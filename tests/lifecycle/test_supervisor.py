@@ -1,0 +1,148 @@
+"""The process between pytest and a server: whatever happens, the server's tree is gone, and nobody else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pytest_moegpu.errors import ProgramError
+from pytest_moegpu.host.control import free_port
+from pytest_moegpu.host.process import ServerProcess, tail
+from tests.fakes.llama_server import environment, install
+from tests.fakes.waiting import gone, pids_in, wait_for
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the whole tree is only known on Linux")
+
+# A stand-in for pytest: starts a server, says so, and waits to be killed.
+PARENT = """
+import os, sys, threading
+from pathlib import Path
+from pytest_moegpu.host.process import ServerProcess
+
+process = ServerProcess([sys.argv[1], "--port", sys.argv[2]], os.environ, Path(sys.argv[3]), Path.cwd())
+print(process.pid, process.supervisor_pid, flush=True)
+threading.Event().wait()
+"""
+
+
+def started(folder: Path, **behaviour: object) -> ServerProcess:
+    argv = (str(install(folder)), "--port", str(free_port()))
+    variables = os.environ | environment(pids=str(folder / "pids"), **behaviour)
+    return ServerProcess(argv, variables, folder / "server.log", folder)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+def test_pytest_is_killed(tmp_path: Path, number: signal.Signals) -> None:
+    pids = tmp_path / "pids"
+    argv = [sys.executable, "-c", PARENT, str(install(tmp_path)), str(free_port()), str(tmp_path / "server.log")]
+    variables = os.environ | environment(pids=str(pids), setsid_worker=True)
+    with subprocess.Popen(argv, env=variables, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        server, supervisor = map(int, parent.stdout.readline().split())
+        wait_for(lambda: len(pids_in(pids)) == 2, "the worker")
+        assert server in pids_in(pids)
+        assert not gone([server, supervisor])
+        parent.send_signal(number)
+        parent.wait()
+    wait_for(lambda: gone([*pids_in(pids), server, supervisor]), "the end of the tree")
+
+
+def test_the_supervisor_is_killed(tmp_path: Path) -> None:
+    process = started(tmp_path)
+    wait_for(lambda: bool(pids_in(tmp_path / "pids")), "the server")
+    os.kill(process.supervisor_pid, signal.SIGKILL)
+    assert process.pid is not None
+    server = process.pid
+    wait_for(lambda: gone([server]), "the end of the server")
+    wait_for(lambda: not process.alive, "the notice of it")
+    assert process.stop().left == ()
+
+
+def test_exit_code_of_a_server_that_ends_by_itself(tmp_path: Path) -> None:
+    process = started(tmp_path, exit_at_once={"code": 42, "lines": ["one", "two"]})
+    assert process.wait(20)
+    assert (process.alive, process.exit_code) == (False, 42)
+    report = process.stop()
+    assert (report.exit_code, report.killed, report.left) == (42, (), ())
+    assert process.stop() is report
+    assert tail(tmp_path / "server.log") == ("one", "two")
+
+
+def test_a_server_that_dies_takes_its_worker_with_it(tmp_path: Path) -> None:
+    process = started(tmp_path, setsid_worker=True, exit_after=0.3)
+    assert process.wait(20)
+    assert process.exit_code == 7
+    report = process.stop()
+    assert report.left == ()
+    pids = pids_in(tmp_path / "pids")
+    assert len(pids) == 2
+    assert gone(pids)
+
+
+def test_a_server_that_dies_of_a_signal(tmp_path: Path) -> None:
+    process = started(tmp_path, never_bind=True)
+    wait_for(lambda: bool(pids_in(tmp_path / "pids")), "the server")
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGSEGV)
+    assert process.wait(20)
+    assert process.exit_code == -signal.SIGSEGV
+    process.stop()
+
+
+def test_asked_to_stop_it_ends_with_its_own_code(tmp_path: Path) -> None:
+    process = started(tmp_path)
+    log = tmp_path / "server.log"
+    wait_for(lambda: "listening" in log.read_text(), "the server")
+    report = process.stop()
+    assert (report.exit_code, report.killed, report.left) == (0, (), ())
+    assert process.pid is not None
+    assert gone([process.pid, process.supervisor_pid])
+
+
+def test_ignoring_term_is_killed(tmp_path: Path) -> None:
+    process = started(tmp_path, ignore_term=True, setsid_worker=True)
+    log = tmp_path / "server.log"
+    wait_for(lambda: "listening" in log.read_text(), "the server")
+    report = process.stop(grace=0.2)
+    pids = pids_in(tmp_path / "pids")
+    assert len(pids) == 2
+    assert set(report.killed) == set(pids)
+    assert (report.exit_code, report.left) == (-signal.SIGKILL, ())
+    assert gone(pids)
+
+
+def test_a_process_it_did_not_start_is_untouched(tmp_path: Path) -> None:
+    # The same program name in the same folder: a clean-up by name would end it too.
+    program = shutil.copy(shutil.which("sleep") or "/bin/sleep", tmp_path / "llama-server-stranger")
+    with subprocess.Popen([program, "60"]) as stranger:
+        try:
+            process = started(tmp_path, setsid_worker=True)
+            wait_for(lambda: len(pids_in(tmp_path / "pids")) == 2, "the worker")
+            report = process.stop()
+            assert gone(pids_in(tmp_path / "pids"))
+            assert stranger.pid not in report.killed
+            assert stranger.poll() is None
+            assert psutil.Process(stranger.pid).status() != psutil.STATUS_ZOMBIE
+        finally:
+            stranger.kill()
+
+
+@pytest.mark.parametrize("kind", ["missing", "folder", "text"])
+def test_a_program_that_cannot_be_started(tmp_path: Path, kind: str) -> None:
+    program = tmp_path / "program"
+    if kind == "folder":
+        program.mkdir()
+    elif kind == "text":
+        program.write_text("no program")
+        program.chmod(0o755)
+    with pytest.raises(ProgramError, match="cannot start") as caught:
+        ServerProcess([str(program)], os.environ, tmp_path / "server.log", tmp_path)
+    assert str(program) in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,145 @@
+"""What every backend must do, whatever its server. A new row in the table is tested here without a new line."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from pytest_moegpu.backends import BACKENDS, get_backend
+from pytest_moegpu.backends.base import Backend, ChatRequest, Delta, EngineVersion, ServedModel
+from pytest_moegpu.core.evidence import LogFacts
+from pytest_moegpu.core.model import DeviceKind, LaunchSpec, Settings
+from pytest_moegpu.errors import UserError
+
+KEY = "moegpu-contract-key-0123456789"
+SPEC = LaunchSpec(
+    program=("/opt/a server/run",),
+    model_path="/models/with space/m.gguf",
+    model_name="m",
+    settings=Settings(context=4096),
+    host="127.0.0.1",
+    port=18081,
+    api_key=KEY,
+    devices=(1,),
+)
+SETTINGS = (
+    SPEC.settings,
+    Settings(context=6144, kv_cache="q8_0", slots=2),
+    Settings(context=2048, gpu_layers=0, threads=2, prefix_cache=False),
+    Settings(context=8192, extra_flags=("--verbose",), flash_attention="on"),
+)
+
+
+@pytest.fixture(params=sorted(BACKENDS))
+def backend(request: pytest.FixtureRequest) -> Backend:
+    return get_backend(request.param)
+
+
+def test_its_name_is_that_of_its_row() -> None:
+    assert {name: make().name for name, make in BACKENDS.items()} == {name: name for name in BACKENDS}
+
+
+def test_an_unknown_name_offers_the_nearest() -> None:
+    with pytest.raises(UserError, match=r"unknown backend 'lamacpp' \(did you mean 'llamacpp'\?\); known: "):
+        get_backend("lamacpp")
+
+
+def test_program_and_paths(backend: Backend) -> None:
+    assert backend.program
+    assert "/" not in backend.program
+    assert backend.program_variable.startswith("MOEGPU_")
+    for path in (backend.health_path, backend.chat_path, backend.props_path, backend.metrics_path):
+        assert path is None or path.startswith("/")
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("kind", list(DeviceKind))
+def test_argv(backend: Backend, settings: Settings, kind: DeviceKind) -> None:
+    argv = backend.argv(replace(SPEC, settings=settings, device_kind=kind))
+    assert isinstance(argv, tuple)
+    assert all("\0" not in word for word in argv)
+    assert argv[: len(SPEC.program)] == SPEC.program
+    assert {SPEC.model_path, SPEC.host, str(SPEC.port)} <= set(argv)
+    assert argv == backend.argv(replace(SPEC, settings=settings, device_kind=kind))
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_the_key_is_never_on_the_command_line(backend: Backend, settings: Settings) -> None:
+    spec = replace(SPEC, settings=settings)
+    assert KEY not in " ".join(backend.argv(spec))
+    assert KEY in backend.environment(spec).values()
+
+
+def test_environment_is_text(backend: Backend) -> None:
+    for name, value in backend.environment(SPEC).items():
+        assert isinstance(name, str)
+        assert isinstance(value, str)
+
+
+def test_version(backend: Backend) -> None:
+    argv = backend.version_argv(("/opt/server",))
+    assert argv[0] == "/opt/server"
+    assert len(argv) > 1
+    for output in ("", "\n\n", "Segmentation fault", "\ufffd\ufffd\0"):
+        assert backend.read_version(output) == EngineVersion()
+
+
+def test_health(backend: Backend) -> None:
+    assert backend.read_health(200, "").ready
+    for status in (400, 401, 404, 500, 502, 503):
+        health = backend.read_health(status, "")
+        assert not health.ready
+        assert health.loading or health.detail
+
+
+def test_props_of_an_empty_object_know_nothing(backend: Backend) -> None:
+    if backend.props_path is not None:
+        assert backend.read_props({}) == ServedModel()
+
+
+def test_metrics_of_no_metrics(backend: Backend) -> None:
+    for text in ("", "# HELP x y\n# TYPE x counter\n", "<html>not found</html>", "a" * 10_000):
+        assert backend.read_metrics(text) == {}
+
+
+@pytest.mark.parametrize("text", ["", "\n", "\ufffd\0\x1b[31m\ufffd\n" * 100, "x" * 10**6, "offloaded / layers to GPU"])
+def test_log_that_says_nothing(backend: Backend, text: str) -> None:
+    assert backend.read_log(text) == LogFacts()
+
+
+@pytest.mark.parametrize(
+    "chat",
+    [
+        ChatRequest(prompt="Größe 茶 🎉\n\0", max_tokens=1),
+        ChatRequest(prompt="q", max_tokens=32, prefill="a", ignore_eos=True, cache_prompt=False, thinking=True),
+        ChatRequest(prompt="q", max_tokens=32, top_logprobs=5, seed=3),
+    ],
+)
+def test_request_is_json_streamed_and_with_usage(backend: Backend, chat: ChatRequest) -> None:
+    body = backend.request(SPEC, chat)
+    assert json.loads(json.dumps(body)) == body
+    assert body["stream"] is True
+    assert body["stream_options"] == {"include_usage": True}
+    assert KEY not in json.dumps(body)
+    assert chat.prompt in json.dumps(body, ensure_ascii=False).replace("\\n", "\n").replace("\\u0000", "\0")
+
+
+def test_a_role_delta_is_empty(backend: Backend) -> None:
+    data = json.dumps({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
+    assert backend.read_event(data) == Delta()
+
+
+def test_text_usage_and_error_are_read(backend: Backend) -> None:
+    assert backend.read_event('{"choices":[{"index":0,"delta":{"content":"Hi"}}]}').text == "Hi"
+    usage = backend.read_event('{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2}}').usage
+    assert usage is not None
+    assert (usage.prompt_tokens, usage.output_tokens) == (3, 2)
+    assert backend.read_event('{"error":{"message":"no","code":500}}').error == "no"
+
+
+@pytest.mark.parametrize("data", ["", "not json", "null", "[1]"])
+def test_an_unreadable_event_is_a_value_error(backend: Backend, data: str) -> None:
+    with pytest.raises(ValueError, match=r"\S"):
+        backend.read_event(data)

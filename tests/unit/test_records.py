@@ -1,0 +1,249 @@
+"""Stored runs shown, compared and promoted: what may become a baseline, and what is refused with which words."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_moegpu.core.evidence import Evidence, Phase, StartEvidence
+from pytest_moegpu.core.model import Stack
+from pytest_moegpu.core.record import RunRecord
+from pytest_moegpu.core.verdict import Outcome, Verdict
+from pytest_moegpu.errors import RecordError
+from pytest_moegpu.host.store import Bundle, read_baseline, write_baseline
+from pytest_moegpu.session.records import check_baselines, compare_runs, promote, show
+from tests.unit.builders import baseline, evidence, run_record, start, stream
+
+STEADY = (99.0, 100.0, 100.5, 101.0, 100.2)
+PLACE = Path("rtx3090/balanced-6k/llamacpp.json")
+
+
+def starts(rates: tuple[float, ...]) -> tuple[StartEvidence, ...]:
+    return tuple(start(i, requests=(stream(rate),)) for i, rate in enumerate(rates, 1))
+
+
+def measured(rates: tuple[float, ...] = STEADY, **changes: Any) -> Evidence:
+    return evidence(*starts(rates), **changes)
+
+
+def verdict(outcome: Outcome, check: str = "output", reason: str = "5 of 6 right") -> Verdict:
+    return Verdict(
+        outcome=outcome, check=check, scenario="balanced-6k", subject=check, phase=Phase.OUTPUT, reason=reason
+    )
+
+
+GREEN = (verdict(Outcome.PASS), verdict(Outcome.PASS, "throughput"))
+
+
+class Folders:
+    """Runs and baselines below one folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.runs, self.baselines = root / "runs", root / "baselines"
+
+    def save(self, name: str, *found: Evidence, **changes: Any) -> RunRecord:
+        record = run_record(*found, **{"id": name, "verdicts": GREEN} | changes)
+        Bundle(self.runs / name).write(record)
+        return record
+
+    def promote(self, *names: str, add: bool = False) -> list[str]:
+        return promote(names, self.runs, self.baselines, add)
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Folders:
+    return Folders(tmp_path)
+
+
+class TestPromote:
+    def test_writes_a_baseline_with_every_start(self, folders: Folders) -> None:
+        folders.save("run-a", measured(noted={"host": "rig"}, identity={"backend": "llamacpp"}))
+        (line,) = folders.promote("run-a")
+        path = folders.baselines / PLACE
+        assert line == f"{path}: 1 session(s), 5 starts of decode, prefill, ttft, peak_memory"
+        kept = read_baseline(path)
+        assert kept.values("decode") == pytest.approx(STEADY)
+        assert (kept.units["decode"], kept.better["decode"], kept.better["ttft"]) == ("tok/s", "higher", "lower")
+        assert kept.sessions[0].run == "run-a"
+        assert kept.sessions[0].noted == {"host": "rig"}
+        assert kept.identity == {"backend": "llamacpp"}
+        assert kept.stack.driver == "580.159"
+        assert "load" not in kept.units
+
+    def test_few_starts_are_noted(self, folders: Folders) -> None:
+        folders.save("run-a", measured((100.0, 101.0)))
+        line, note = folders.promote("run-a")
+        assert "2 starts" in line
+        assert note.strip().startswith("note: 2 starts can show that nothing changed by 5 %, but hardly a loss")
+        assert "--moegpu-starts=5" in note
+
+    def test_replaces_what_was_there(self, folders: Folders) -> None:
+        write_baseline(folders.baselines, baseline(1.0))
+        folders.save("run-a", measured())
+        folders.promote("run-a")
+        assert [s.run for s in read_baseline(folders.baselines / PLACE).sessions] == ["run-a"]
+
+    def test_add_keeps_the_earlier_sessions_and_each_run_once(self, folders: Folders) -> None:
+        folders.save("run-a", measured())
+        folders.save("run-b", measured())
+        folders.promote("run-a")
+        folders.promote("run-b", "run-b", add=True)
+        folders.promote("run-a", add=True)
+        assert [s.run for s in read_baseline(folders.baselines / PLACE).sessions] == ["run-a", "run-b"]
+
+    def test_several_runs_become_one_baseline(self, folders: Folders) -> None:
+        folders.save("run-a", measured())
+        folders.save("run-b", measured())
+        (line,) = folders.promote("run-a", "run-b")
+        assert "2 session(s), 10 starts" in line
+
+    @pytest.mark.parametrize("status", ["running", "interrupted"])
+    def test_an_unfinished_run_is_refused(self, folders: Folders, status: str) -> None:
+        folders.save("run-a", measured(), status=status)
+        with pytest.raises(RecordError, match=f"run run-a is {status}: only a finished run can be promoted"):
+            folders.promote("run-a")
+        assert not folders.baselines.exists()
+
+    @pytest.mark.parametrize("outcome", [outcome for outcome in Outcome if not outcome.green])
+    @pytest.mark.parametrize("check", ["output", "memory"])
+    def test_a_run_that_is_not_green_is_refused(self, folders: Folders, outcome: Outcome, check: str) -> None:
+        folders.save("run-a", measured(), verdicts=(*GREEN, verdict(outcome, check)))
+        with pytest.raises(RecordError) as caught:
+            folders.promote("run-a")
+        assert str(caught.value) == (
+            f"run run-a, balanced-6k: not good enough for a baseline: {check} {outcome}: 5 of 6 right"
+        )
+
+    @pytest.mark.parametrize("missing", ["output", "throughput"])
+    def test_speeds_whose_text_or_validity_nobody_judged_are_refused(self, folders: Folders, missing: str) -> None:
+        folders.save("run-a", measured(), verdicts=tuple(v for v in GREEN if v.check != missing))
+        with pytest.raises(RecordError, match=rf"not good enough for a baseline: {missing} was not judged$"):
+            folders.promote("run-a")
+
+    def test_verdicts_of_another_scenario_do_not_count(self, folders: Folders) -> None:
+        bad = replace(verdict(Outcome.FAILED), scenario="long-8k")
+        folders.save("run-a", measured(), verdicts=(*GREEN, bad))
+        assert folders.promote("run-a")
+
+    def test_a_regression_against_the_old_baseline_may_replace_it(self, folders: Folders) -> None:
+        folders.save("run-a", measured(), verdicts=(*GREEN, verdict(Outcome.REGRESSED, "baseline")))
+        assert folders.promote("run-a")
+
+    @pytest.mark.parametrize(
+        ("changes", "says"),
+        [
+            ({"identity": {"gpu.name": "RTX 4090"}}, "gpu.name absent → RTX 4090"),
+            ({"stack": Stack(driver="590.1", cuda_driver="13.0")}, "driver 580.159 → 590.1"),
+        ],
+    )
+    def test_another_thing_cannot_join(self, folders: Folders, changes: dict[str, Any], says: str) -> None:
+        folders.save("run-a", measured())
+        folders.save("run-b", measured(**changes))
+        folders.promote("run-a")
+        before = (folders.baselines / PLACE).read_bytes()
+        with pytest.raises(RecordError) as caught:
+            folders.promote("run-b", add=True)
+        assert str(caught.value) == (
+            f"run run-b cannot join the baseline of rtx3090/balanced-6k: {says}. "
+            "Promote it alone (without --add) to replace the baseline"
+        )
+        assert (folders.baselines / PLACE).read_bytes() == before
+        with pytest.raises(RecordError, match="cannot join"):
+            folders.promote("run-a", "run-b")
+
+    def test_nothing_measured_is_refused(self, folders: Folders) -> None:
+        folders.save("run-a", evidence(start(requests=(), peaks={}, load_seconds=None)))
+        folders.save("run-b")
+        for name in ("run-a", "run-b"):
+            with pytest.raises(RecordError, match=f"run {name} measured nothing that can be compared"):
+                folders.promote(name)
+
+    def test_one_bad_run_of_several_leaves_everything_as_it_was(self, folders: Folders) -> None:
+        folders.save("run-a", measured())
+        with pytest.raises(RecordError, match="no run 'run-x'"):
+            folders.promote("run-a", "run-x")
+        assert not folders.baselines.exists()
+
+
+class TestCompare:
+    def judge(self, folders: Folders, now: tuple[float, ...], **changes: Any) -> tuple[str, int]:
+        folders.save("run-a", measured())
+        folders.save("run-b", measured(now, **changes))
+        return compare_runs("run-a", "run-b", folders.runs)
+
+    def test_the_same_again_is_good(self, folders: Folders) -> None:
+        text, code = self.judge(folders, STEADY)
+        assert code == 0
+        assert text.rpartition("\n")[2].startswith("good: 4 PASS")
+
+    def test_a_loss_is_worse_and_names_what_changed(self, folders: Folders) -> None:
+        text, code = self.judge(
+            folders, tuple(rate * 0.8 for rate in STEADY), stack=Stack(driver="590.1", cuda_driver="13.0")
+        )
+        assert code == 1
+        assert "REGRESSED  decode 80.2 tok/s, baseline 100.2 (-20.0 %" in text
+        assert "driver 580.159 → 590.1" in text
+
+    def test_another_identity_is_no_answer(self, folders: Folders) -> None:
+        text, code = self.judge(folders, STEADY, identity={"gpu.name": "x"})
+        assert code == 2
+        assert "NOT_COMPARABLE" in text
+        assert "absent → x" in text
+
+    def test_runs_that_share_nothing_are_refused(self, folders: Folders) -> None:
+        with pytest.raises(RecordError, match="runs run-a and run-b share no scenario and backend"):
+            self.judge(folders, STEADY, scenario="long-8k")
+
+    def test_a_run_without_evidence_is_refused(self, folders: Folders) -> None:
+        folders.save("run-a")
+        with pytest.raises(RecordError, match="share no scenario"):
+            compare_runs("run-a", "run-a", folders.runs)
+
+
+class TestShow:
+    def test_facts_table_and_the_text_of_what_is_not_green(self, folders: Folders) -> None:
+        bad = replace(verdict(Outcome.FAILED), lines=(("expected", "'Paris'"),))
+        folders.save("run-a", measured((96.0, 97.0)), verdicts=(verdict(Outcome.PASS, "memory", "fits"), bad))
+        text = show("latest", folders.runs)
+        assert "run                       run-a\nstatus                    finished\n" in text
+        assert "command                   pytest --moegpu=rtx3090\n" in text
+        assert "NVIDIA GeForce RTX 3090" in text
+        assert "driver 580.159, CUDA 13.0" in text
+        assert "balanced-6k decode        96.0 tok/s, 97.0 tok/s\n" in text
+        assert text.count("'Paris'") == 1
+        assert text.index("PASS") < text.index("'Paris'")
+
+    def test_a_scenario_the_catalog_no_longer_has(self, folders: Folders) -> None:
+        folders.save("run-a", measured(scenario="of-last-year"))
+        assert "of-last-year decode" in show("run-a", folders.runs)
+
+    def test_a_run_that_stopped_before_anything(self, folders: Folders) -> None:
+        folders.save("run-a", status="interrupted")
+        assert "status                    interrupted" in show("run-a", folders.runs)
+
+
+class TestCheckBaselines:
+    def test_good_ones(self, tmp_path: Path) -> None:
+        path = write_baseline(tmp_path, baseline())
+        assert check_baselines(tmp_path) == ([f"ok    {path}"], 0)
+
+    def test_none_and_no_folder(self, tmp_path: Path) -> None:
+        assert check_baselines(tmp_path) == ([f"no baselines below {tmp_path}"], 0)
+        with pytest.raises(RecordError, match="is not a folder"):
+            check_baselines(tmp_path / "gone")
+
+    def test_a_damaged_one_is_named_and_the_rest_goes_on(self, tmp_path: Path) -> None:
+        good = write_baseline(tmp_path, baseline())
+        bad = tmp_path / "a.json"
+        bad.write_text('{"schema": 1, ')
+        misplaced = tmp_path / "z" / "llamacpp.json"
+        misplaced.parent.mkdir()
+        misplaced.write_text(json.dumps(json.loads(good.read_text())))
+        lines, code = check_baselines(tmp_path)
+        assert code == 2
+        assert lines[0].startswith(f"BAD   {bad}: damaged baseline: ")
+        assert lines[1:] == [f"ok    {good}", f"BAD   {misplaced}: belongs to {good}"]
