@@ -14,7 +14,6 @@ MoegpuError
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -91,5 +90,7 @@ class StartError(MoegpuError):
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
     """Return ` (did you mean 'x'?)` for the closest allowed word, or an empty string when none is close."""
+    import difflib  # here, because an idle plugin should not pay for it
+
     match = difflib.get_close_matches(word.lower(), list(allowed), n=1, cutoff=0.6)
     return f" (did you mean {match[0]!r}?)" if match else ""

@@ -23,6 +23,7 @@ from pytest_moegpu.options import LIST, add_options, wanted_profile
 
 if TYPE_CHECKING:
     from pytest_moegpu.run import Run
+    from pytest_moegpu.specs import Spec
 
 __all__ = [
     "SKIP_REASON",
@@ -75,12 +76,22 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     return 0
 
 
+def _specs(items: list[pytest.Item]) -> dict[pytest.Item, Spec]:
+    """Read the markers of all tests that have ours; the reader is imported only when there are any."""
+    ours = [item for item in items if markers.marked(item)]
+    if not ours:
+        return {}
+    from pytest_moegpu.specs import read
+
+    return {item: spec for item in ours if (spec := read(item)) is not None}
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Check every marker; without a profile, skip marked tests, all with the same reason."""
     run = active(config)
     try:
-        specs = {item: spec for item in items if (spec := markers.read(item)) is not None}
+        specs = _specs(items)
     except UserError as error:
         raise pytest.UsageError(str(error)) from error
     if run is not None:

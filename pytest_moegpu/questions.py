@@ -3,58 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_moegpu.checks import get_check
-from pytest_moegpu.checks.base import Judge
 from pytest_moegpu.checks.output import judge_asked
-from pytest_moegpu.core.evidence import Evidence
 from pytest_moegpu.core.model import KnownAnswer, Limits, Scenario
-from pytest_moegpu.core.verdict import Verdict
 from pytest_moegpu.errors import UserError
-from pytest_moegpu.markers import Spec, ThroughputSpec
+from pytest_moegpu.session.question import Question, same_limits
+from pytest_moegpu.specs import Spec, ThroughputSpec
 
 if TYPE_CHECKING:
     from pytest_moegpu.session import Session
 
-__all__ = ["Question", "add_needs", "questions"]
+__all__ = ["add_needs", "questions"]
 
 _ANSWER_ROOM = 32
 _LIMIT_OF = {"decode": "decode_min", "prefill": "prefill_min", "ttft": "ttft_max"}
-
-
-def _same(scenario: Scenario) -> Scenario:
-    return scenario
-
-
-def _all(_verdict: Verdict) -> bool:
-    return True
-
-
-@dataclass(frozen=True, kw_only=True)
-class Question:
-    """One check, with the limits changed by `change` and only the verdicts that `only` lets through.
-
-    `judge` stands in for the check's own judge; `keyword` selects this question among others of the check.
-    """
-
-    check: str
-    change: Callable[[Scenario], Scenario] = _same
-    only: Callable[[Verdict], bool] = _all
-    judge: Judge | None = None
-    keyword: str = ""
-    prompts: frozenset[str] | None = None
-
-    def narrow(self, evidence: Evidence) -> Evidence:
-        """Leave only the requests that ask one of `prompts`, where the question is about some prompts alone."""
-        if self.prompts is None:
-            return evidence
-        starts = tuple(
-            replace(start, requests=tuple(r for r in start.requests if r.prompt in self.prompts))
-            for start in evidence.starts
-        )
-        return replace(evidence, starts=starts)
 
 
 def add_needs(session: Session, name: str, spec: Spec) -> None:
@@ -107,7 +72,7 @@ def _context(tokens: int) -> Question:
 
 
 def _speed(asked: ThroughputSpec) -> Question:
-    change = _same if asked.limit is None else _limited(**{_LIMIT_OF[asked.metric]: asked.limit})
+    change = same_limits if asked.limit is None else _limited(**{_LIMIT_OF[asked.metric]: asked.limit})
     return Question(
         check="throughput", change=change, only=lambda v: v.metric in (None, asked.metric), keyword=asked.metric
     )

@@ -15,14 +15,15 @@ from pytest_moegpu.core.evidence import StartFailure
 from pytest_moegpu.core.gate import decide
 from pytest_moegpu.core.verdict import Outcome, Verdict, worst
 from pytest_moegpu.errors import MarkerError, StartError, UserError
-from pytest_moegpu.markers import Spec, read
 from pytest_moegpu.options import Options, catalog_folders
-from pytest_moegpu.questions import Question, add_needs, questions
+from pytest_moegpu.questions import add_needs, questions
 from pytest_moegpu.report.junit import properties, suite_properties
 from pytest_moegpu.report.markdown import summary
 from pytest_moegpu.report.terminal import failure_text, results_table
 from pytest_moegpu.rerun import rerun_line
 from pytest_moegpu.session import Session
+from pytest_moegpu.session.question import Question
+from pytest_moegpu.specs import Spec, read
 from pytest_moegpu.terminal import TerminalProgress, real_stdout
 
 if TYPE_CHECKING:

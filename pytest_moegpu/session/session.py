@@ -23,12 +23,12 @@ from pytest_moegpu.host.control import free_port
 from pytest_moegpu.host.stack import host_facts
 from pytest_moegpu.host.store import Bundle, RunStore
 from pytest_moegpu.options import Options
-from pytest_moegpu.questions import Question
 from pytest_moegpu.session.describe import describe
 from pytest_moegpu.session.judge import compare_metric, finish
 from pytest_moegpu.session.live import Live
 from pytest_moegpu.session.measure import Recorded, StartRun
 from pytest_moegpu.session.progress import Named, Progress
+from pytest_moegpu.session.question import Question
 from pytest_moegpu.session.server import Server, new_key
 from pytest_moegpu.session.target import Target, resolve
 from pytest_moegpu.session.workload import Workload

@@ -14,7 +14,8 @@ import pytest
 from pytest_moegpu import cli, fixtures
 from pytest_moegpu.catalog import Catalog, schema
 from pytest_moegpu.core.verdict import METRICS, FailedClass, Outcome
-from pytest_moegpu.markers import CHECK_NAMES, MARKERS
+from pytest_moegpu.markers import MARKERS
+from pytest_moegpu.specs import CHECK_NAMES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -9,7 +9,8 @@ import pytest
 
 from pytest_moegpu.core.units import GIB
 from pytest_moegpu.errors import MarkerError
-from pytest_moegpu.markers import MARKERS, Spec, ThroughputSpec, declare, read
+from pytest_moegpu.markers import MARKERS, declare
+from pytest_moegpu.specs import Spec, ThroughputSpec, read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
