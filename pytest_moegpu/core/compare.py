@@ -129,7 +129,10 @@ def compare(
         confidence=estimate.confidence,
         allowed=-tolerance if higher else tolerance,
         smallest_loss=judged.smallest_loss,
-        lines=_lines(metric, base, judged.smallest_loss, verdict.lines, evidence, baseline, changes),
+        lines=(
+            *_lines(metric, base, judged.smallest_loss, verdict.lines, evidence, baseline, changes),
+            *_blameless(outcome, changes),
+        ),
         more={"more_starts": "yes"} if outcome is Outcome.INCONCLUSIVE else {},
     )
 
@@ -253,6 +256,13 @@ def _lines(
     if len(baseline.sessions) == 1:
         lines += (("note", "baseline holds 1 session: its session-to-session spread is not known"),)
     return lines
+
+
+def _blameless(outcome: Outcome, changes: tuple[Difference, ...]) -> tuple[tuple[str, str], ...]:
+    """A difference between two sessions of the same stack is no upgrade's doing, and that must be said."""
+    if outcome not in (Outcome.REGRESSED, Outcome.IMPROVED) or changes:
+        return ()
+    return (("note", "nothing under test changed: this is the machine's spread between sessions, or was not recorded"),)
 
 
 def _series(values: tuple[float, ...], unit: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ from pytest_moegpu.errors import ProgramError
 
 __all__ = ["ServerProcess", "StopReport", "tail"]
 
+_MARK = "MOEGPU_SERVER_MARK"
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 # The supervisor's own bounds are grace + 10 s; past that it is stuck itself.
 _STOP_MARGIN_SECONDS = 20.0
@@ -48,7 +50,13 @@ class ServerProcess:
         self._stopped = threading.Event()
         self._code: int | None = None
         self._report: StopReport | None = None
-        order = {"argv": list(argv), "env": dict(environment), "cwd": str(folder), "log": str(log_path)}
+        self._mark = secrets.token_hex(16)
+        order = {
+            "argv": list(argv),
+            "env": {**environment, _MARK: self._mark},
+            "cwd": str(folder),
+            "log": str(log_path),
+        }
         # -I -S: no site packages, no environment: it starts in about 15 ms and cannot be hijacked by a user's folder.
         self._supervisor = subprocess.Popen(
             [sys.executable, "-I", "-S", str(_SUPERVISOR)],
@@ -120,6 +128,21 @@ class ServerProcess:
         """Wait for the server's first process to exit; True when it has."""
         return self._exited.wait(timeout)
 
+    def _without_supervisor(self) -> StopReport:
+        """Clean up when the supervisor itself was killed, as by the kernel's out-of-memory killer.
+
+        The kernel then kills the server's first process; others of its tree are found by the mark in their environment.
+        One that cleared its environment is not, which only the supervisor's parent links could do.
+        """
+        first = {self.pid} if self.pid is not None and not _ended(self.pid, _KERNEL_SECONDS) else set()
+        orphans = _marked(self._mark)
+        for process in orphans:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(list(orphans), timeout=_KERNEL_SECONDS)
+        left = first | {process.pid for process in _marked(self._mark)}
+        return StopReport(exit_code=self._code, killed=tuple(sorted(p.pid for p in orphans)), left=tuple(sorted(left)))
+
     def stop(self, grace: float = 10.0) -> StopReport:
         """End the whole tree: TERM, `grace` seconds, KILL. Safe to call again; returns the first report."""
         # A supervisor that has stopped by itself reads no order; its report is on the way.
@@ -134,10 +157,18 @@ class ServerProcess:
                 with contextlib.suppress(OSError):
                     stream.close()
         if self._report is None:
-            # The supervisor itself was killed; the kernel then kills the server, which takes a moment.
-            left = (self.pid,) if self.pid is not None and not _ended(self.pid, _KERNEL_SECONDS) else ()
-            self._report = StopReport(exit_code=self._code, left=left)
+            self._report = self._without_supervisor()
         return self._report
+
+
+def _marked(mark: str) -> set[psutil.Process]:
+    """Find living processes whose environment holds our mark, which only this server's tree inherited."""
+    found = set()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(_MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.add(process)
+    return found
 
 
 def _ended(pid: int, within: float) -> bool:

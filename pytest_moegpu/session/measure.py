@@ -96,7 +96,7 @@ class StartRun:
 
     def _serve(self) -> None:
         self.progress.live("loading the model")
-        self.server.start(self.probe.follow)
+        self.server.start(self.probe.follow, lambda seconds: self.progress.live(f"loading the model, {seconds:.0f} s"))
         self.progress.line(f"ready after {self.server.load_seconds or 0:.1f} s")
         if self.server.pid is not None:
             self._libraries = libraries(self.server.pid)

@@ -70,10 +70,14 @@ class Server:
         """True while the server's first process lives."""
         return self._process is not None and self._process.alive
 
-    def start(self, spawned: Callable[[int], None] = lambda _pid: None) -> None:
+    def start(
+        self,
+        spawned: Callable[[int], None] = lambda _pid: None,
+        waiting: Callable[[float], None] = lambda _seconds: None,
+    ) -> None:
         """Start the program and wait until it is ready: alive, healthy, the right model, one token generated.
 
-        `spawned` is called with the pid as soon as there is one.
+        `spawned` is called with the pid as soon as there is one, `waiting` with the seconds so far while it loads.
 
         Raises:
             StartError: With phase, cause, exit code and log tail. The caller still calls `stop`.
@@ -86,13 +90,13 @@ class Server:
             raise self.failure(Phase.LAUNCH, str(error)) from error
         assert self._process.pid is not None
         spawned(self._process.pid)
-        self._await_health(began + self.limits.ready_seconds)
+        self._await_health(began, waiting)
         self._check_listener()
         self._check_model()
         self._first_token()
         self.load_seconds = time.monotonic() - began
 
-    def _await_health(self, deadline: float) -> None:
+    def _await_health(self, began: float, waiting: Callable[[float], None]) -> None:
         assert self._process is not None
         health = Health(ready=False, detail="no answer on the port")
         answered = False
@@ -102,7 +106,9 @@ class Server:
             if (answer := self._control.get(self.backend.health_path)) is not None:
                 answered = True
                 health = self.backend.read_health(*answer)
-            if not health.ready and time.monotonic() >= deadline:
+            waited = time.monotonic() - began
+            waiting(waited)
+            if not health.ready and waited >= self.limits.ready_seconds:
                 state = "still loading" if health.loading else health.detail
                 cause = f"not ready after {self.limits.ready_seconds:g} s; last state: {state}"
                 raise self.failure(Phase.LOAD, cause, state=state)

@@ -55,14 +55,19 @@ def test_pytest_is_killed(tmp_path: Path, number: signal.Signals) -> None:
 
 
 def test_the_supervisor_is_killed(tmp_path: Path) -> None:
-    process = started(tmp_path)
-    wait_for(lambda: bool(pids_in(tmp_path / "pids")), "the server")
+    process = started(tmp_path, setsid_worker=True)
+    wait_for(lambda: len(pids_in(tmp_path / "pids")) > 1, "the server and its worker")
     os.kill(process.supervisor_pid, signal.SIGKILL)
     assert process.pid is not None
     server = process.pid
     wait_for(lambda: gone([server]), "the end of the server")
     wait_for(lambda: not process.alive, "the notice of it")
-    assert process.stop().left == ()
+    workers = [pid for pid in pids_in(tmp_path / "pids") if pid != server]
+    assert not gone(workers), "the worker left the session, so the kernel does not end it with the server"
+    report = process.stop()
+    assert report.left == ()
+    assert set(workers) <= set(report.killed)
+    wait_for(lambda: gone(workers), "the end of the worker")
 
 
 def test_exit_code_of_a_server_that_ends_by_itself(tmp_path: Path) -> None:
