@@ -94,6 +94,10 @@ class Backend(Protocol):
         """Environment variable that may name the executable."""
 
     @property
+    def environment_prefixes(self) -> tuple[str, ...]:
+        """Beginnings of the names of variables that change what the engine does when the caller has them set."""
+
+    @property
     def health_path(self) -> str:
         """Path that answers when the server lives."""
 

@@ -74,6 +74,7 @@ class LlamaCpp:
     name = "llamacpp"
     program = "llama-server"
     program_variable = "MOEGPU_LLAMA_SERVER"
+    environment_prefixes = ("GGML_", "LLAMA_ARG_", "CUDA_", "NCCL_", "OMP_", "GOMP_")
     health_path = "/health"
     chat_path = "/v1/chat/completions"
     props_path = "/props"

@@ -72,6 +72,7 @@ def identity(
     memory_version: str,
     os_class: str,
     check_version: int,
+    environment: dict[str, str] | None = None,
 ) -> dict[str, str]:
     """Return the must-match fields of a result as readable text, sorted by key.
 
@@ -84,11 +85,13 @@ def identity(
         memory_version: How memory is read, e.g. `NVML v2`.
         os_class: Linux, Windows, WSL2 or container.
         check_version: Version of the checks' definitions.
+        environment: Variables of the caller that change what the engine does; they act like flags.
     """
     ordered = sorted(gpus, key=lambda gpu: gpu.index)
     result = {
         "backend": backend,
         "check.version": str(check_version),
+        "environment": _listed([f"{name}={value}" for name, value in sorted((environment or {}).items())], "none"),
         "gpu.count": str(len(ordered)),
         "gpu.ecc": _listed(_text(gpu.ecc) for gpu in ordered),
         "gpu.memory": _listed(_memory(gpu) for gpu in ordered),
@@ -165,8 +168,8 @@ def parse_varying(text: str) -> frozenset[str]:
     return frozenset(words)
 
 
-def _listed(texts: Iterable[str]) -> str:
-    return ", ".join(texts) or NOT_KNOWN
+def _listed(texts: Iterable[str], nothing: str = NOT_KNOWN) -> str:
+    return ", ".join(texts) or nothing
 
 
 def _text(value: object) -> str:

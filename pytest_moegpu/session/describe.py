@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from pytest_moegpu.core.evidence import Evidence, Phase, Preflight
 from pytest_moegpu.core.identity import identity, prompt_hash
 from pytest_moegpu.core.model import Scenario, Stack
@@ -48,6 +50,7 @@ def describe(target: Target, scenario: Scenario) -> Evidence:
             memory_version=target.probe.memory_version,
             os_class=os_class(),
             check_version=CHECK_VERSION,
+            environment=_environment(target),
         ),
         noted=facts | {"model.path": target.file.path, "gpu.uuid": ", ".join(g.uuid or "?" for g in target.gpus)},
         preflight=Preflight(
@@ -60,3 +63,10 @@ def describe(target: Target, scenario: Scenario) -> Evidence:
         tolerance=scenario.limits.tolerance,
         check_version=CHECK_VERSION,
     )
+
+
+def _environment(target: Target) -> dict[str, str]:
+    """Return the caller's variables that act on the engine, without those that only choose devices: the probe knows."""
+    chosen = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+    prefixes = target.backend.environment_prefixes
+    return {name: value for name, value in os.environ.items() if name.startswith(prefixes) and name not in chosen}

@@ -15,7 +15,7 @@ from pytest_moegpu.core.evidence import (
     StartEvidence,
     StartFailure,
 )
-from pytest_moegpu.core.model import KnownAnswer, LaunchSpec, Scenario
+from pytest_moegpu.core.model import DeviceKind, KnownAnswer, LaunchSpec, Scenario
 from pytest_moegpu.core.record import RUN_SCHEMA, RunRecord
 from pytest_moegpu.core.units import format_bytes
 from pytest_moegpu.core.verdict import Verdict
@@ -54,6 +54,7 @@ class Session:
         self.options = options
         self.progress = progress
         self.target = target or resolve(options, progress)
+        progress.done()
         self.started_at = datetime.now(UTC)
         self._bundle: Bundle | None = None
         self.verdicts: list[Verdict] = []
@@ -222,9 +223,10 @@ class Session:
         """Return what this run is, for headers, reports and JUnit."""
         t = self.target
         versions = t.probe.versions()
+        device = "GPU" if t.profile.gpu.kind is DeviceKind.GPU else "processor"
         return (
             ("profile", t.profile.name),
-            ("GPU", "; ".join(f"{g.name}, {format_bytes(g.memory_bytes)}" for g in t.gpus)),
+            (device, "; ".join(f"{g.name}, {format_bytes(g.memory_bytes)}" for g in t.gpus)),
             ("driver", versions.get("driver", "none")),
             ("CUDA driver", versions.get("cuda_driver", "none")),
             ("engine", f"{t.backend.name} {t.engine.version or 'of unknown version'}"),

@@ -25,7 +25,7 @@ def test_a_good_run_and_all_its_reports(project: Project) -> None:
     junit = project.junit()
     assert junit.counts == {"tests": 12, "failures": 0, "errors": 0, "skipped": 4}
     assert junit.suite["moegpu.profile"] == "fake"
-    assert junit.suite["moegpu.gpu"]
+    assert junit.suite["moegpu.processor"]
     assert junit.suite["moegpu.engine"] == "llamacpp 4242 (fake)"
     assert (junit.suite["moegpu.tests.PASS"], junit.suite["moegpu.tests.NO_BASELINE"]) == ("8", "4")
     assert junit.properties["test_output[fake-1k]"]["moegpu.outcome"] == "PASS"

@@ -25,7 +25,12 @@ GPU = Gpu(index=0, name="NVIDIA GeForce RTX 3090", memory_bytes=24 * GIB, power_
 MODEL = ModelFile(path="/models/a.gguf", size_bytes=1000, sha256="ab" * 32, quantisation="Q4_K_M")
 
 
-def build(gpus: tuple[Gpu, ...] = (GPU,), settings: Settings | None = None, model: ModelFile = MODEL) -> dict[str, str]:
+def build(
+    gpus: tuple[Gpu, ...] = (GPU,),
+    settings: Settings | None = None,
+    model: ModelFile = MODEL,
+    environment: dict[str, str] | None = None,
+) -> dict[str, str]:
     return identity(
         gpus=gpus,
         backend="llamacpp",
@@ -35,6 +40,7 @@ def build(gpus: tuple[Gpu, ...] = (GPU,), settings: Settings | None = None, mode
         memory_version="NVML v2",
         os_class="Linux",
         check_version=3,
+        environment=environment,
     )
 
 
@@ -44,6 +50,7 @@ def test_fields_are_readable_and_sorted() -> None:
     assert {k: v for k, v in got.items() if not k.startswith("settings.")} == {
         "backend": "llamacpp",
         "check.version": "3",
+        "environment": "none",
         "gpu.count": "1",
         "gpu.ecc": "not known",
         "gpu.memory": "24.00 GiB",
@@ -56,6 +63,12 @@ def test_fields_are_readable_and_sorted() -> None:
         "os.class": "Linux",
         "workload.prompts": "cd" * 32,
     }
+
+
+def test_a_variable_that_acts_on_the_engine_counts_as_a_flag() -> None:
+    now = build(environment={"GGML_CUDA_P2P": "0", "GGML_CUDA_DISABLE_GRAPHS": "1"})
+    assert now["environment"] == "GGML_CUDA_DISABLE_GRAPHS=1, GGML_CUDA_P2P=0"
+    assert [str(d) for d in differences(build(), now)] == [f"environment none → {now['environment']}"]
 
 
 def test_every_setting_counts() -> None:
