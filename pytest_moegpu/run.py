@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -219,10 +220,19 @@ class Run:
         self.session.close("interrupted" if self.interrupted else "finished")
         if exitstatus == pytest.ExitCode.OK and not self.passed and not self.config.option.collectonly:
             session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
-        if (path := os.environ.get("GITHUB_STEP_SUMMARY")) and self.session.verdicts:
-            title = f"pytest-moegpu: {self.session.target.profile.name}"
+        self._write_step_summary()
+
+    def _write_step_summary(self) -> None:
+        """Add the results to the page of a GitHub job; a page that cannot be written does not change the outcome."""
+        path = os.environ.get("GITHUB_STEP_SUMMARY")
+        if not path or not self.session.verdicts:
+            return
+        title = f"pytest-moegpu: {self.session.target.profile.name}"
+        try:
             with Path(path).open("a", encoding="utf-8") as file:
                 file.write(summary(self.session.verdicts, title, self.session.facts()) + "\n")
+        except OSError as error:
+            warnings.warn(pytest.PytestWarning(f"GITHUB_STEP_SUMMARY: cannot write {path}: {error}"), stacklevel=1)
 
     def summarise(self, reporter: pytest.TerminalReporter) -> None:
         """Write the table of verdicts, the decision, and where the bundle is."""

@@ -39,6 +39,7 @@ STACK_FIELDS: dict[str, str] = {
     "engine": "engine",
     "engine_version": "engine",
     "engine_build": "engine",
+    "program": "engine",
     "libraries": "libraries",
     "kernel": "kernel",
 }

@@ -56,7 +56,10 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
-    """What an upgrade changes. Printed as "baseline → now"; never part of a path or key."""
+    """What an upgrade changes. Printed as "baseline → now"; never part of a path or key.
+
+    `program` is the start of the SHA-256 of the executable: two builds can carry one version.
+    """
 
     driver: str | None = None
     cuda_driver: str | None = None
@@ -64,6 +67,7 @@ class Stack:
     engine: str | None = None
     engine_version: str | None = None
     engine_build: str | None = None
+    program: str | None = None
     libraries: dict[str, str] = field(default_factory=dict)
     kernel: str | None = None
 

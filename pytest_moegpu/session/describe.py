@@ -25,7 +25,7 @@ def describe(target: Target, scenario: Scenario) -> Evidence:
     """
     reading = target.probe.read(0.0, Phase.PREFLIGHT)
     free = [sample.free_bytes for sample in reading if sample.free_bytes is not None]
-    versions = target.probe.versions()
+    versions = target.versions
     facts = host_facts()
     return Evidence(
         profile=target.profile.name,
@@ -39,6 +39,7 @@ def describe(target: Target, scenario: Scenario) -> Evidence:
             engine=target.backend.name,
             engine_version=target.engine.version,
             engine_build=target.engine.build,
+            program=target.program_sha256,
             kernel=facts["kernel"],
         ),
         identity=identity(
@@ -66,7 +67,15 @@ def describe(target: Target, scenario: Scenario) -> Evidence:
 
 
 def _environment(target: Target) -> dict[str, str]:
-    """Return the caller's variables that act on the engine, without those that only choose devices: the probe knows."""
+    """Return the caller's variables that act on the engine.
+
+    Not those that choose devices, which the probe knows, nor those that say where a toolkit is and which: under test.
+    """
     chosen = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+    places = ("_HOME", "_PATH", "_ROOT", "_VERSION")
     prefixes = target.backend.environment_prefixes
-    return {name: value for name, value in os.environ.items() if name.startswith(prefixes) and name not in chosen}
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(prefixes) and name not in chosen and not name.endswith(places)
+    }

@@ -222,7 +222,7 @@ class Session:
     def facts(self) -> tuple[tuple[str, str], ...]:
         """Return what this run is, for headers, reports and JUnit."""
         t = self.target
-        versions = t.probe.versions()
+        versions = t.versions
         device = "GPU" if t.profile.gpu.kind is DeviceKind.GPU else "processor"
         return (
             ("profile", t.profile.name),

@@ -34,7 +34,10 @@ _GENERAL_ANSWERS = "qwen3.6-35b-a3b"
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """Everything fixed for one run. `restricted` when the command line says which scenarios."""
+    """Everything fixed for one run. `restricted` when the command line says which scenarios.
+
+    `versions` are the probe's, read once: reports are written after the device has been let go.
+    """
 
     profile: Profile
     scenarios: tuple[Scenario, ...]
@@ -45,6 +48,8 @@ class Target:
     file: ModelFile
     probe: Probe
     gpus: tuple[Gpu, ...]
+    versions: dict[str, str]
+    program_sha256: str | None
     load: Callable[[str], Scenario]
     restricted: bool = False
 
@@ -73,6 +78,7 @@ def resolve(options: Options, progress: Progress) -> Target:
     probe, gpus = open_probe(profile, options.devices)
     try:
         program = _program(options, profile, backend)
+        versions = probe.versions()
         engine = backend.read_version(program_output(backend.version_argv(program)))
         model, file = _model(options, catalog, profile, progress)
 
@@ -93,6 +99,8 @@ def resolve(options: Options, progress: Progress) -> Target:
         file=file,
         probe=probe,
         gpus=gpus,
+        versions=versions,
+        program_sha256=_checksum(program),
         load=load,
         restricted=bool(options.scenarios),
     )
@@ -154,6 +162,11 @@ def _program(options: Options, profile: Profile, backend: Backend) -> tuple[str,
     if options.server == EMBEDDED or (options.server is None and profile.program == EMBEDDED):
         return _EMBEDDED_ARGV
     return (find_program(backend.program, ways, os.environ.get("PATH")),)
+
+
+def _checksum(program: tuple[str, ...]) -> str | None:
+    """Return the start of the SHA-256 of a server program; None for the embedded server, whose program is Python."""
+    return None if program == _EMBEDDED_ARGV else hashlib.sha256(Path(program[0]).read_bytes()).hexdigest()[:12]
 
 
 def _model(options: Options, catalog: Catalog, profile: Profile, progress: Progress) -> tuple[ModelFacts, ModelFile]:
