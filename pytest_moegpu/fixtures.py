@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_moegpu.markers import SKIP_REASON
+
 if TYPE_CHECKING:
     from pytest_moegpu.core.model import Gpu
     from pytest_moegpu.core.verdict import Verdict
@@ -27,8 +29,6 @@ __all__ = [
 def _run(config: pytest.Config) -> Run:
     run: Run | None = config.pluginmanager.get_plugin("moegpu-run")
     if run is None:
-        from pytest_moegpu.plugin import SKIP_REASON
-
         pytest.skip(SKIP_REASON)
     return run
 

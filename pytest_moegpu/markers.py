@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pytest
 
-__all__ = ["MARKERS", "declare", "marked"]
+__all__ = ["MARKERS", "SKIP_REASON", "declare", "marked"]
+
+SKIP_REASON = "needs a GPU server: run with --moegpu=PROFILE (--moegpu=list names the profiles)"
 
 MARKERS: dict[str, tuple[tuple[str, ...], str]] = {
     "moegpu": (

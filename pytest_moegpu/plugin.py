@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from pytest_moegpu.specs import Spec
 
 __all__ = [
-    "SKIP_REASON",
     "active",
     "moegpu_client",
     "moegpu_gpu",
@@ -35,8 +34,6 @@ __all__ = [
     "moegpu_server",
     "moegpu_verify",
 ]
-
-SKIP_REASON = "needs a GPU server: run with --moegpu=PROFILE (--moegpu=list names the profiles)"
 
 
 def active(config: pytest.Config) -> Run | None:
@@ -98,7 +95,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         run.select(items, specs)
         return
     for item in specs:
-        item.add_marker(pytest.mark.skip(reason=SKIP_REASON))
+        item.add_marker(pytest.mark.skip(reason=markers.SKIP_REASON))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -91,7 +91,7 @@ def test_the_package_shows_its_version_only() -> None:
 
 
 def test_the_plugin_passes_on_every_fixture() -> None:
-    assert set(fixtures.__all__) == set(plugin.__all__) - {"SKIP_REASON", "active"}
+    assert set(fixtures.__all__) == set(plugin.__all__) - {"active"}
     assert all(name.startswith("moegpu_") for name in fixtures.__all__)
 
 

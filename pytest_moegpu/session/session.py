@@ -15,16 +15,17 @@ from pytest_moegpu.core.evidence import (
     StartEvidence,
     StartFailure,
 )
+from pytest_moegpu.core.identity import parse_varying
 from pytest_moegpu.core.model import DeviceKind, KnownAnswer, LaunchSpec, Scenario
 from pytest_moegpu.core.record import RUN_SCHEMA, RunRecord
 from pytest_moegpu.core.units import format_bytes
 from pytest_moegpu.core.verdict import Verdict
 from pytest_moegpu.host.control import free_port
 from pytest_moegpu.host.stack import host_facts
-from pytest_moegpu.host.store import Bundle, RunStore
+from pytest_moegpu.host.store import Bundle, RunStore, baseline_path
 from pytest_moegpu.options import Options
 from pytest_moegpu.session.describe import describe
-from pytest_moegpu.session.judge import compare_metric, finish
+from pytest_moegpu.session.judge import Comparison, finish
 from pytest_moegpu.session.live import Live
 from pytest_moegpu.session.measure import Recorded, StartRun
 from pytest_moegpu.session.progress import Named, Progress
@@ -211,7 +212,18 @@ class Session:
 
     def compare(self, metric: str, name: str, rerun: str) -> tuple[Verdict, ...]:
         """Compare one metric of a scenario with its baseline, with more starts while that can settle it."""
-        return self._keep((compare_metric(self, metric, name),), rerun)
+        options, target = self.options, self.target
+        comparison = Comparison(
+            metric=metric,
+            scenario=target.scenario(name),
+            profile=target.profile,
+            path=baseline_path(options.baselines, target.profile.name, name, target.backend.name),
+            looks=tuple(sorted({options.starts, options.max_starts})),
+            varying=parse_varying(options.varying) if options.varying is not None else None,
+        )
+        evidence = self.evidence(name, comparison.guard.needs)
+        verdict = comparison.run(evidence, lambda total: self.more_starts(name, total))
+        return self._keep((verdict,), rerun)
 
     def _keep(self, verdicts: tuple[Verdict, ...], rerun: str) -> tuple[Verdict, ...]:
         """Complete verdicts with run, log and rerun line, and remember them."""
