@@ -6,6 +6,8 @@ Exit codes: 0 good, 1 worse (`compare`) , 2 something is wrong with the input or
 from __future__ import annotations
 
 import argparse
+import io
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -121,11 +123,20 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit code."""
     args = parser().parse_args(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Under LC_ALL=C an arrow becomes a question mark, not an error.
+        sys.stdout.reconfigure(errors="replace")
     try:
-        return VERBS[args.verb](args)
-    except MoegpuError as error:
+        code = VERBS[args.verb](args)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader left, as `head` does. What is still buffered goes nowhere, or Python would complain at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 2
+    except (MoegpuError, OSError) as error:
         print(f"moegpu {args.verb}: {error}", file=sys.stderr)
         return 2
+    return code
 
 
 if __name__ == "__main__":

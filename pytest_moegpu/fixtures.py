@@ -42,8 +42,17 @@ def moegpu_gpu(pytestconfig: pytest.Config) -> Gpu:
 @pytest.fixture
 def moegpu_scenario(request: pytest.FixtureRequest) -> str:
     """Name of the scenario this test runs for; a test that uses it, directly or not, runs once per scenario."""
-    _run(request.config)
-    return str(request.param)
+    run = _run(request.config)
+    # Without a parameter: asked for by getfixturevalue, or by a unittest.TestCase.
+    name: str | None = getattr(request, "param", None) or run.scenario_of(request.node)
+    if name is None:
+        names = ", ".join(s.name for s in run.session.target.scenarios)
+        pytest.fail(
+            f"which scenario? This test was not made for one, and the run has several ({names}): name one with "
+            "@pytest.mark.moegpu(scenario=…), or take the fixture as an argument of the test",
+            pytrace=False,
+        )
+    return name
 
 
 @pytest.fixture
@@ -72,6 +81,7 @@ def moegpu_verify(
     """Judge: `moegpu_verify()` what this test's markers ask, `moegpu_verify("offload")` a check by its name.
 
     Returns the verdicts when all are green; fails the test with their text otherwise, and skips on NO_BASELINE.
+    A test that takes this fixture and never calls it fails: it would be green without having judged anything.
     """
     run = _run(request.config)
 
@@ -82,11 +92,13 @@ def moegpu_verify(
 
 
 @pytest.fixture(scope="session")
-def moegpu_provenance(
-    pytestconfig: pytest.Config, record_testsuite_property: Callable[[str, object], None]
-) -> Iterator[None]:
+def moegpu_provenance(request: pytest.FixtureRequest, pytestconfig: pytest.Config) -> Iterator[None]:
     """Write what was measured on what into the JUnit suite properties."""
     run = _run(pytestconfig)
+    if not pytestconfig.pluginmanager.has_plugin("junitxml"):
+        yield
+        return
+    record: Callable[[str, object], None] = request.getfixturevalue("record_testsuite_property")
     yield
     for name, value in run.suite_properties():
-        record_testsuite_property(name, value)
+        record(name, value)

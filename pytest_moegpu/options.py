@@ -12,10 +12,12 @@ from pytest_moegpu.errors import UserError
 if TYPE_CHECKING:
     import pytest
 
-__all__ = ["LIST", "Options", "add_options", "catalog_folders", "wanted_profile"]
+__all__ = ["LIST", "Options", "add_options", "catalog_folders", "tells_only", "wanted_profile"]
 
 LIST = "list"
 _FOLDER = ".moegpu/runs"
+# Options with which pytest prints something and runs no test.
+_TELLING = ("help", "version", "markers", "showfixtures", "show_fixtures_per_test", "cacheshow")
 _HELP_RUN = "folder for run bundles (default .moegpu/runs below the rootdir; ini moegpu_runs)"
 _HELP_BASE = "folder of baselines (default baselines below the rootdir; ini moegpu_baselines)"
 
@@ -39,6 +41,8 @@ class Options:
     catalog: tuple[Path, ...] = ()
     baselines: Path = Path("baselines")
     runs: Path = Path(_FOLDER)
+    baselines_given: bool = False
+    runs_given: bool = False
     command: tuple[str, ...] = ()
 
     @classmethod
@@ -78,6 +82,8 @@ class Options:
             catalog=catalog_folders(config),
             baselines=here / baselines if baselines else root / config.getini("moegpu_baselines"),
             runs=here / runs if runs else root / config.getini("moegpu_runs"),
+            baselines_given=bool(baselines),
+            runs_given=bool(runs),
             command=("pytest", *config.invocation_params.args) if _plain(config) else ("pytest",),
         )
 
@@ -99,6 +105,11 @@ def wanted_profile(config: pytest.Config) -> str | None:
     if given and not given[0]:
         raise UserError("--moegpu needs the name of a profile; --moegpu=list shows them")
     return given[0] if given else None
+
+
+def tells_only(config: pytest.Config) -> bool:
+    """Tell whether pytest was asked for information only, such as --help, so that nothing may be opened."""
+    return any(config.getoption(name, None) for name in _TELLING)
 
 
 def catalog_folders(config: pytest.Config) -> tuple[Path, ...]:

@@ -19,7 +19,7 @@ from pytest_moegpu.fixtures import (
     moegpu_server,
     moegpu_verify,
 )
-from pytest_moegpu.options import LIST, add_options, wanted_profile
+from pytest_moegpu.options import LIST, add_options, tells_only, wanted_profile
 
 if TYPE_CHECKING:
     from pytest_moegpu.run import Run
@@ -50,6 +50,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Find everything a run needs before a test is collected; what the caller can put right is a usage error."""
     markers.declare(config)
+    if tells_only(config):
+        return
     try:
         profile = wanted_profile(config)
         if profile is not None and profile != LIST:
@@ -63,7 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
     """Answer --moegpu=list instead of running tests."""
     try:
-        if wanted_profile(config) != LIST:
+        if tells_only(config) or wanted_profile(config) != LIST:
             return None
         from pytest_moegpu.run import list_profiles
 

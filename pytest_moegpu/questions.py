@@ -50,8 +50,8 @@ def questions(spec: Spec) -> tuple[Question, ...]:
     if spec.known_answers:
         found.append(Question(check="output"))
     if spec.answers:
-        prompts = frozenset(prompt for prompt, _, _ in spec.answers)
-        found.append(Question(check="output", judge=judge_asked, prompts=prompts))
+        asked = frozenset((prompt, expect) for prompt, expect, _ in spec.answers)
+        found.append(Question(check="output", judge=judge_asked, asked=asked))
     found += [_context(tokens) for tokens in spec.context_tokens]
     if spec.budget_bytes is not None:
         found.append(Question(check="memory", change=_limited(memory_budget_bytes=spec.budget_bytes)))

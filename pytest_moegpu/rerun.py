@@ -25,6 +25,10 @@ def rerun_line(item: pytest.Item, scenario: str, options: Options, keyword: str,
     }
     words += [f"{option}={value}" for option, value in given.items() if value]
     words += [f"--moegpu-catalog={folder}" for folder in options.catalog]
+    if options.baselines_given:
+        words.append(f"--moegpu-baselines={options.baselines}")
+    if options.runs_given:
+        words.append(f"--moegpu-runs={options.runs}")
     if own_suite:
         words += ["-k", keyword]
     return shlex.join(words)

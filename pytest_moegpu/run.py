@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,25 +10,26 @@ import pytest
 
 from pytest_moegpu.benchmark import replay
 from pytest_moegpu.checks import get_check
+from pytest_moegpu.closing import section, step_summary
 from pytest_moegpu.core.evidence import StartFailure
-from pytest_moegpu.core.gate import decide
-from pytest_moegpu.core.verdict import Outcome, Verdict, worst
-from pytest_moegpu.errors import MarkerError, StartError, UserError
+from pytest_moegpu.core.verdict import METRICS, Outcome, Verdict
+from pytest_moegpu.errors import MarkerError, StartError, UserError, nearest
 from pytest_moegpu.options import Options, catalog_folders
+from pytest_moegpu.outcome import Ledger
+from pytest_moegpu.own_suites import SuiteModule, suite_files, suite_folder
 from pytest_moegpu.questions import add_needs, questions
 from pytest_moegpu.report.junit import properties, suite_properties
-from pytest_moegpu.report.markdown import summary
-from pytest_moegpu.report.terminal import failure_text, results_table
+from pytest_moegpu.report.terminal import failure_text
 from pytest_moegpu.rerun import rerun_line
 from pytest_moegpu.session import Session
 from pytest_moegpu.session.question import Question
-from pytest_moegpu.specs import Spec, read
+from pytest_moegpu.specs import Spec, named_scenarios, read
 from pytest_moegpu.terminal import TerminalProgress, real_stdout
 
 if TYPE_CHECKING:
     from pytest_moegpu.session.server import Server
 
-__all__ = ["Run", "list_profiles", "suite_folder"]
+__all__ = ["Run", "list_profiles"]
 
 _SUITE_ORDER = ("preflight", "offload", "output", "context", "memory", "throughput", "baseline")
 
@@ -42,12 +41,6 @@ def list_profiles(config: pytest.Config) -> list[str]:
     return profile_lines(catalog_folders(config))
 
 
-def suite_folder() -> Path:
-    """Where the plugin's own tests are: inside the installed package, or beside it in a checkout."""
-    inside = Path(__file__).parent / "suites"
-    return inside if inside.is_dir() else Path(__file__).parent.parent / "suites"
-
-
 class Run:
     """Hooks and services of a run that measures."""
 
@@ -55,10 +48,12 @@ class Run:
         self.config = config
         self.session = session
         self.own_suites = own_suites
-        self.told: StartFailure | None = None
-        self.outcomes: dict[str, Outcome] = {}
-        self.passed = 0
+        self.ledger = Ledger(gate=session.options.gate)
         self.interrupted = False
+        self.green = False
+        self._hidden = False
+        self._page = ""
+        self._speeds: dict[str, tuple[pytest.FixtureRequest, Verdict]] = {}
 
     @classmethod
     def open(cls, config: pytest.Config) -> Run:
@@ -72,7 +67,7 @@ class Run:
         own = config.args_source is not pytest.Config.ArgsSource.ARGS
         session = Session(options, TerminalProgress(real_stdout()))
         if own:
-            config.args[:] = [str(suite_folder())]
+            config.args[:] = suite_files()
         return cls(config, session, own)
 
     # Collection
@@ -80,12 +75,14 @@ class Run:
     def select(self, items: list[pytest.Item], specs: Mapping[pytest.Item, Spec]) -> None:
         """Drop tests above the level or of scenarios not asked for, group the plugin's own tests by scenario."""
         target, level = self.session.target, self.session.options.level
-        asked = {s.name for s in target.scenarios} if target.restricted else None
-        out = {
-            item
-            for item, spec in specs.items()
-            if spec.level > level or (asked is not None and spec.scenario is not None and spec.scenario not in asked)
-        }
+        ours = {s.name for s in target.scenarios}
+        out = {item for item, spec in specs.items() if spec.level > level}
+        for item in items:
+            named, given = specs[item].scenario if item in specs else None, _parameter(item)
+            # A mark on one parameter names the scenario after pytest has combined it with all of them.
+            wrong = given is not None and given != named and (named is not None or given not in ours)
+            if wrong or (target.restricted and named is not None and named not in ours):
+                out.add(item)
         if out:
             self.config.hook.pytest_deselected(items=[item for item in items if item in out])
             items[:] = [item for item in items if item not in out]
@@ -101,7 +98,7 @@ class Run:
         """
         for item in items:
             spec = read(item)
-            name = _parameter(item) or (spec.scenario if spec is not None else None)
+            name = self.scenario_of(item)
             if spec is None or name is None:
                 continue
             try:
@@ -110,11 +107,25 @@ class Run:
                 raise MarkerError(f"{item.nodeid}: {error}") from error
 
     def parametrize(self, metafunc: pytest.Metafunc) -> None:
-        """Give the test the scenario its marker names, or each of the run in turn."""
-        marker = metafunc.definition.get_closest_marker("moegpu")
-        wanted = marker.kwargs.get("scenario") if marker else None
-        names = [wanted] if isinstance(wanted, str) else [s.name for s in self.session.target.scenarios]
-        metafunc.parametrize("moegpu_scenario", names, indirect=True)
+        """Give the test the scenario its markers name, or each of the run and of its parameters in turn."""
+        wanted, of_parameters = named_scenarios(metafunc.definition)
+        every = dict.fromkeys((*(s.name for s in self.session.target.scenarios), *of_parameters))
+        metafunc.parametrize("moegpu_scenario", list(every) if wanted is None else [wanted], indirect=True)
+
+    def scenario_of(self, item: pytest.Item) -> str | None:
+        """Return the scenario of a test: of its parameter, else of its marker, else the only one of the run."""
+        spec = read(item)
+        named = _parameter(item) or (spec.scenario if spec is not None else None)
+        scenarios = self.session.target.scenarios
+        return named or (scenarios[0].name if len(scenarios) == 1 else None)
+
+    @pytest.hookimpl
+    def pytest_pycollect_makemodule(self, module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+        """Collect the plugin's own tests whatever the ini file says about names of tests."""
+        if module_path.parent != suite_folder():
+            return None
+        made: pytest.Module = SuiteModule.from_parent(parent, path=module_path)
+        return made
 
     # Judging
 
@@ -130,6 +141,8 @@ class Run:
     ) -> tuple[Verdict, ...]:
         """Judge what a test asks, record it on the test, and turn it into pytest's outcome."""
         node: pytest.Item = request.node
+        _check_metric(baseline)
+        asked = self._questions(node, checks, asked_otherwise=baseline is not None)
         found: list[Verdict] = []
 
         def rerun(keyword: str) -> str:
@@ -137,14 +150,14 @@ class Run:
 
         if baseline is not None:
             found += self.session.compare(baseline, scenario, rerun(baseline))
-        for question in self._questions(node, checks, asked_otherwise=baseline is not None):
+        for question in asked:
             found += self.session.judge(question, scenario, rerun(question.keyword or question.check))
         verdicts = tuple(found)
         node.user_properties.extend(properties(verdicts))
         for verdict in verdicts:
-            if verdict.check == "throughput" and verdict.metric in ("decode", "prefill"):
-                replay(request, verdict, self.session.facts())
-        self._settle(node, scenario, verdicts)
+            if verdict.check == "throughput" and verdict.metric in ("decode", "prefill") and verdict.values:
+                self._speeds.setdefault(node.nodeid, (request, verdict))
+        self.ledger.settle(node.nodeid, verdicts, self.session.failure(scenario))
         return verdicts
 
     def _questions(self, node: pytest.Item, checks: tuple[str, ...], asked_otherwise: bool) -> tuple[Question, ...]:
@@ -160,23 +173,6 @@ class Run:
                 'or name a check: moegpu_verify("offload")'
             )
         return asked
-
-    def _settle(self, node: pytest.Item, scenario: str, verdicts: tuple[Verdict, ...]) -> None:
-        outcome = worst(tuple(v.outcome for v in verdicts)) if verdicts else Outcome.ERROR
-        self.outcomes[node.nodeid] = outcome
-        if outcome.green:
-            return
-        failure = self.session.failure(scenario)
-        if failure is not None and outcome is Outcome.ERROR and failure is self.told:
-            # The first cause was told once; the same again under every test would bury it.
-            pytest.skip(f"not judged: {failure.phase}: {failure.cause}")
-        if outcome is Outcome.NO_BASELINE and not self.session.options.gate:
-            reason = next(v.reason for v in verdicts if v.outcome is Outcome.NO_BASELINE)
-            pytest.skip(f"NO_BASELINE: {reason}")
-        if failure is not None:
-            self.told = failure
-        text = "\n\n".join(failure_text(v) for v in verdicts if not v.outcome.green) or "nothing was judged"
-        pytest.fail(text, pytrace=False)
 
     def _told(self, failure: StartFailure, scenario: str) -> str:
         return failure_text(
@@ -194,7 +190,7 @@ class Run:
 
     def suite_properties(self) -> tuple[tuple[str, str], ...]:
         """Return provenance and the number of tests of each outcome, for the JUnit suite."""
-        counts = {outcome: list(self.outcomes.values()).count(outcome) for outcome in Outcome}
+        counts = {outcome: list(self.ledger.outcomes.values()).count(outcome) for outcome in Outcome}
         named = tuple((f"moegpu.tests.{outcome}", str(count)) for outcome, count in counts.items() if count)
         return (*suite_properties(self.session.facts()), *named)
 
@@ -205,10 +201,34 @@ class Run:
         facts = self.session.facts()
         return ["moegpu: " + "; ".join(f"{name} {value}" for name, value in facts if value != "none")]
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """Begin anew with a test that is run again."""
+        self.ledger.begin(item.nodeid)
+        self._speeds.pop(item.nodeid, None)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        """Fail a test that should have judged and did not; show a speed in pytest-benchmark once all is settled."""
+        try:
+            yield
+        finally:
+            if item.nodeid in self._speeds:
+                request, verdict = self._speeds.pop(item.nodeid)
+                replay(request, verdict, self.session.facts())
+        if item.nodeid in self.ledger.outcomes:
+            return
+        spec = read(item)
+        if (spec is not None and spec.checks) or "moegpu_verify" in getattr(item, "fixturenames", ()):
+            pytest.fail(
+                "nothing was judged: call moegpu_verify() in the test, with its parentheses; markers and the fixture "
+                "alone judge nothing",
+                pytrace=False,
+            )
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Count tests that used the GPU and passed: a run without one is not green."""
-        if report.when == "call" and report.passed and report.nodeid in self.outcomes:
-            self.passed += 1
+        self.ledger.note(report)
 
     def pytest_keyboard_interrupt(self) -> None:
         """Remember that the run was interrupted, so that its bundle says so."""
@@ -218,47 +238,21 @@ class Run:
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """End what still runs, close the bundle, and turn a run that measured nothing red."""
         self.session.close("interrupted" if self.interrupted else "finished")
-        if exitstatus == pytest.ExitCode.OK and not self.passed and not self.config.option.collectonly:
-            session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
-        self._write_step_summary()
-
-    def _write_step_summary(self) -> None:
-        """Add the results to the page of a GitHub job; a page that cannot be written does not change the outcome."""
-        path = os.environ.get("GITHUB_STEP_SUMMARY")
-        if not path or not self.session.verdicts:
-            return
-        title = f"pytest-moegpu: {self.session.target.profile.name}"
-        try:
-            with Path(path).open("a", encoding="utf-8") as file:
-                file.write(summary(self.session.verdicts, title, self.session.facts()) + "\n")
-        except OSError as error:
-            warnings.warn(pytest.PytestWarning(f"GITHUB_STEP_SUMMARY: cannot write {path}: {error}"), stacklevel=1)
+        if exitstatus == pytest.ExitCode.OK and not self.config.option.collectonly:
+            session.exitstatus = self.ledger.exit_status()
+            self.green = session.exitstatus == pytest.ExitCode.OK
+            self._hidden = session.exitstatus == pytest.ExitCode.TESTS_FAILED
+        self._page = step_summary(self.session)
 
     def summarise(self, reporter: pytest.TerminalReporter) -> None:
-        """Write the table of verdicts, the decision, and where the bundle is."""
-        verdicts = self.session.verdicts
+        """Write the section of this plugin at the end of pytest's output."""
         if self.config.option.collectonly:
             return
         reporter.section("moegpu")
-        if verdicts:
-            reporter.write_line(results_table(verdicts))
-            reporter.write_line("")
-        decision = decide(verdicts, gate=self.session.options.gate)
-        if not self.outcomes:
-            reporter.write_line("NOTHING MEASURED: no test judged anything on this machine, so this run is not green.")
-        else:
-            reporter.write_line(decision.headline)
-        if self.session.measured is not None:
-            folder = _short(self.session.measured.folder)
-            keep = f"    keep it as baseline: moegpu promote {folder}" if decision.exit_code == 0 else ""
-            reporter.write_line(f"run {folder}{keep}")
-
-
-def _short(path: Path) -> str:
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
+        for line in section(self.session, self.ledger, green=self.green, hidden=self._hidden):
+            reporter.write_line(line)
+        if self._page:
+            reporter.write_line(self._page)
 
 
 def _rank(item: pytest.Item) -> int:
@@ -271,10 +265,25 @@ def _parameter(item: pytest.Item) -> str | None:
     return callspec.params.get("moegpu_scenario") if callspec is not None else None
 
 
+def _check_metric(baseline: str | None) -> None:
+    known = [name for name, kind in METRICS.items() if kind.compared]
+    if baseline is not None and baseline not in known:
+        hint = nearest(str(baseline), known)
+        raise UserError(f"moegpu_verify(baseline={baseline!r}): unknown metric{hint}; known: {', '.join(known)}")
+
+
 def _refuse_xdist(config: pytest.Config) -> None:
-    workers = config.getoption("numprocesses", None)
+    workers, dist = config.getoption("numprocesses", None), config.getoption("dist", "no")
+    places = config.getoption("tx", None)
     if workers or hasattr(config, "workerinput"):
-        raise UserError(
-            f"-n {workers or 'N'} with --moegpu: one server at a time owns the GPU, so tests cannot run in parallel; "
-            "leave -n away or use -n 0"
-        )
+        given = f"-n {workers or 'N'}"
+    elif dist != "no":
+        given = f"--dist={dist}"
+    elif places:
+        given = f"--tx={places[0]}"
+    else:
+        return
+    raise UserError(
+        f"{given} with --moegpu: one server at a time owns the GPU, so tests cannot run in parallel; "
+        f"leave it away or add -n 0"
+    )

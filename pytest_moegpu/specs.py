@@ -14,7 +14,7 @@ from pytest_moegpu.markers import MARKERS
 if TYPE_CHECKING:
     import pytest
 
-__all__ = ["CHECK_NAMES", "Spec", "ThroughputSpec", "read"]
+__all__ = ["CHECK_NAMES", "Spec", "ThroughputSpec", "named_scenarios", "read"]
 
 CHECK_NAMES = ("preflight", "offload", "output", "context", "memory", "throughput")
 _SPEEDS = ("decode", "prefill", "ttft")
@@ -68,6 +68,29 @@ def read(item: pytest.Item) -> Spec | None:
         return _spec({name: [_arguments(m, *MARKERS[name][:1]) for m in marks] for name, marks in found.items()})
     except UserError as error:
         raise MarkerError(f"{item.nodeid}: {error}") from error
+
+
+def named_scenarios(node: pytest.Item) -> tuple[str | None, tuple[str, ...]]:
+    """Return the scenario that the closest marker with one names, and those that only some parameters of a test name.
+
+    Read while tests are made, so anything that is no name is left to `read`, which names the test.
+    """
+    own = [_scenario(mark) for mark in node.iter_markers("moegpu")]
+    values = [value for mark in node.iter_markers("parametrize") for value in _values(mark)]
+    marks = [mark for value in values for mark in getattr(value, "marks", ())]
+    # A decorator, such as pytest.mark.moegpu(…), holds the mark it stands for.
+    found = [_scenario(getattr(mark, "mark", mark)) for mark in marks]
+    return next((name for name in own if name), None), tuple(dict.fromkeys(name for name in found if name))
+
+
+def _values(mark: pytest.Mark) -> tuple[Any, ...]:
+    values = mark.kwargs.get("argvalues", mark.args[1] if len(mark.args) > 1 else ())
+    return tuple(values) if isinstance(values, list | tuple) else ()
+
+
+def _scenario(mark: pytest.Mark) -> str | None:
+    name = mark.kwargs.get("scenario") if mark.name == "moegpu" else None
+    return name if isinstance(name, str) else None
 
 
 def _arguments(mark: pytest.Mark, allowed: tuple[str, ...]) -> dict[str, Any]:

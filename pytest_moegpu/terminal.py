@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from typing import TextIO
@@ -29,8 +30,10 @@ class TerminalProgress:
         self._live = False
 
     def _write(self, text: str) -> None:
-        self._stream.write(text if self._fresh else f"\n{text}")
-        self._stream.flush()
+        # A terminal that is gone (EIO, a closed stream) must not keep a run from ending its server.
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.write(text if self._fresh else f"\n{text}")
+            self._stream.flush()
         self._fresh = True
 
     def live(self, text: str) -> None:

@@ -27,6 +27,9 @@ PYTEST_SIDE = (
     "questions",
     "specs",
     "rerun",
+    "outcome",
+    "own_suites",
+    "closing",
 )
 PYTEST_MAY = {*PYTEST_SIDE, "session", "core", "report", "errors", "checks"}
 OWN: dict[str, set[str]] = {

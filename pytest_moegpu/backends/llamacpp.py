@@ -68,6 +68,14 @@ def _lines(pattern: re.Pattern[str], text: str) -> tuple[str, ...]:
     return tuple(found)[:_MOST_LINES]
 
 
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
 class LlamaCpp:
     """Recipe for llama-server."""
 
@@ -126,13 +134,15 @@ class LlamaCpp:
         return Health(ready=False, loading=status == 503, detail=f"HTTP {status} {body[:200]}".strip())
 
     def read_props(self, body: Any) -> ServedModel:
-        """Read `/props`: alias, path, slots and context of one slot."""
-        settings = body.get("default_generation_settings") or {}
+        """Read `/props`: alias, path, slots and context of one slot. What is not of the known form says nothing."""
+        props = body if isinstance(body, dict) else {}
+        settings = props.get("default_generation_settings")
+        settings = settings if isinstance(settings, dict) else {}
         return ServedModel(
-            name=body.get("model_alias"),
-            path=body.get("model_path"),
-            context=settings.get("n_ctx"),
-            slots=body.get("total_slots"),
+            name=_text(props.get("model_alias")),
+            path=_text(props.get("model_path")),
+            context=_count(settings.get("n_ctx")),
+            slots=_count(props.get("total_slots")),
         )
 
     def read_metrics(self, text: str) -> dict[str, float]:
@@ -185,14 +195,17 @@ class LlamaCpp:
             raise ValueError("not a JSON object")  # noqa: TRY004 - unreadable data, as text that is not JSON
         if (error := chunk.get("error")) is not None:
             return Delta(error=str(error.get("message", error)) if isinstance(error, dict) else str(error))
-        choice = (chunk.get("choices") or [{}])[0]
-        delta = choice.get("delta") or {}
-        return Delta(
-            text=delta.get("content") or "",
-            reasoning=delta.get("reasoning_content") or "",
-            finish_reason=choice.get("finish_reason"),
-            usage=_usage(chunk),
-        )
+        try:
+            choice = (chunk.get("choices") or [{}])[0]
+            delta = choice.get("delta") or {}
+            return Delta(
+                text=delta.get("content") or "",
+                reasoning=delta.get("reasoning_content") or "",
+                finish_reason=choice.get("finish_reason"),
+                usage=_usage(chunk),
+            )
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"not a chunk of a known form: {error}") from error
 
 
 def _usage(chunk: dict[str, Any]) -> Usage | None:

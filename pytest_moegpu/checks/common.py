@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from statistics import median
 
-from pytest_moegpu.core.evidence import Evidence, Phase, RequestKind, StartEvidence, StartFailure
+from pytest_moegpu.core.evidence import (
+    DeviceProcess,
+    Evidence,
+    Phase,
+    RequestKind,
+    RequestRecord,
+    StartEvidence,
+    StartFailure,
+)
 from pytest_moegpu.core.model import Scenario
+from pytest_moegpu.core.units import format_bytes
 from pytest_moegpu.core.verdict import FailedClass, Outcome, Verdict
 
-__all__ = ["broken", "grouped", "is_host_device", "nothing", "quote", "reached", "start_phrase", "with_log"]
+__all__ = [
+    "broken",
+    "describe_process",
+    "grouped",
+    "is_host_device",
+    "nothing",
+    "quote",
+    "reached",
+    "shared_with",
+    "start_median",
+    "start_phrase",
+    "with_log",
+]
 
 _ORDER = tuple(Phase)
 
@@ -107,6 +129,24 @@ def start_phrase(numbers: Iterable[int]) -> str:
     """Print start numbers as `start 2` or `starts 1, 3`."""
     unique = sorted(set(numbers))
     return f"start{'s' if len(unique) > 1 else ''} {', '.join(map(str, unique))}"
+
+
+def start_median(start: StartEvidence, rate: Callable[[RequestRecord], float | None]) -> float | None:
+    """Return one start's value: the median over its throughput requests without error; None without a single value."""
+    requests = (r for r in start.of_kind(RequestKind.THROUGHPUT) if r.error is None)
+    values = [value for r in requests if (value := rate(r)) is not None]
+    return median(values) if values else None
+
+
+def shared_with(start: StartEvidence) -> str:
+    """Name the strangers seen on the device during a start; empty when there were none."""
+    return f"GPU shared with {', '.join(describe_process(p) for p in start.foreign)}" if start.foreign else ""
+
+
+def describe_process(process: DeviceProcess) -> str:
+    """Print a process with name, pid and the memory it holds, as far as they are known."""
+    size = "size not known" if process.used_bytes is None else format_bytes(process.used_bytes)
+    return f"{process.name or 'a process'} (pid {process.pid}, {size})"
 
 
 def quote(text: str, width: int = 120) -> str:

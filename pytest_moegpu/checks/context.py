@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from pytest_moegpu.checks.common import broken, nothing, quote, with_log
+from pytest_moegpu.checks.common import broken, grouped, nothing, quote, with_log
+from pytest_moegpu.checks.doubts import median_lag, throttled, too_late, valid
 from pytest_moegpu.checks.output import contains
-from pytest_moegpu.checks.throughput import metrics, valid
+from pytest_moegpu.checks.throughput import metrics
 from pytest_moegpu.core.evidence import Evidence, Phase, RequestKind, RequestRecord, StartEvidence
 from pytest_moegpu.core.model import Profile, Scenario
-from pytest_moegpu.core.timing import decode_rate
+from pytest_moegpu.core.timing import decode_rate, ttft
 from pytest_moegpu.core.units import format_percent, format_value
 from pytest_moegpu.core.verdict import METRICS, FailedClass, Outcome, Verdict
 
@@ -21,6 +22,8 @@ _MIN_LENGTH_SHARE = 0.9
 
 # Over fewer tokens one late read decides the rate.
 _MIN_TOKENS_FOR_RATE = 8
+
+_BAD_REQUEST = 400
 
 _Asked = tuple[StartEvidence, RequestRecord]
 
@@ -56,9 +59,9 @@ def judge(evidence: Evidence, scenario: Scenario, profile: Profile) -> tuple[Ver
         for record in start.of_kind(RequestKind.CONTEXT):
             if record.fill is not None:
                 asked.setdefault(round(record.fill * context), []).append((start, record))
-    speed = metrics(evidence, scenario).get("decode")
+    speed = metrics(evidence).get("decode")
     short = None if speed is None else speed.median
-    doubts = valid(evidence, scenario, profile)
+    doubts = valid(evidence, scenario, profile, "decode")
     verdicts = tuple(_judge_fill(tokens, asked[tokens], short, scenario, doubts) for tokens in sorted(asked))
     return verdicts if fault is None else (fault, *verdicts)
 
@@ -73,6 +76,7 @@ def _judge_fill(
     answered = [(s, r) for s, r in asked if r.error is None]
     _errors(said, asked)
     right = _recall(said, asked, answered, scenario)
+    _refused(said, asked)
     _length(said, answered, tokens)
     if answered:
         _speed(said, answered, short, scenario, doubts)
@@ -109,7 +113,7 @@ def _recalled(right: int, asked: list[_Asked]) -> str:
 
 
 def _errors(said: _Said, asked: list[_Asked]) -> None:
-    failed = [(s, r) for s, r in asked if r.error is not None]
+    failed = [(s, r) for s, r in asked if r.error is not None and not _too_long(r)]
     memory = [(s, r) for s, r in failed if _out_of_memory(s, r)]
     if memory:
         reason = f"out of memory in {len(memory)} of {len(asked)} requests"
@@ -120,9 +124,27 @@ def _errors(said: _Said, asked: list[_Asked]) -> None:
         said.blame(Outcome.FAILED, FailedClass.STABILITY, reason, others[0])
 
 
+def _refused(said: _Said, asked: list[_Asked]) -> None:
+    refused = [(s, r) for s, r in asked if _too_long(r)]
+    if refused:
+        reason = f"{len(refused)} of {len(asked)} prompts were longer than the context, which is our fault"
+        said.blame(Outcome.INCONCLUSIVE, None, reason, refused[0])
+
+
+def _too_long(record: RequestRecord) -> bool:
+    error = (record.error or "").casefold()
+    refused = record.status == _BAD_REQUEST or error.startswith(f"http {_BAD_REQUEST}")
+    return refused and "context" in error
+
+
 def _out_of_memory(start: StartEvidence, record: RequestRecord) -> bool:
-    told = start.log.oom_lines or (start.failure is not None and start.failure.out_of_memory)
-    return bool(told) or "out of memory" in (record.error or "").casefold()
+    """Tell whether a request failed for want of memory; a line in the log of a server that lived on is not enough."""
+    if start.failure is not None and start.failure.out_of_memory:
+        return True
+    if "out of memory" in (record.error or "").casefold():
+        return True
+    cut_off = record.status is None or record.finished is None
+    return cut_off and bool(start.log.oom_lines)
 
 
 def _recall(said: _Said, asked: list[_Asked], answered: list[_Asked], scenario: Scenario) -> int:
@@ -184,12 +206,24 @@ def _speed(
         f"{format_value(deep, unit)}, {format_percent(share, signed=False)} of {format_value(short, unit)} when short"
     )
     said.facts.append(("decode", fact))
+    doubts = (*doubts, *_doubts(answered))
     if share < least and doubts:
-        said.notes.append(f"decode at depth is {format_percent(share, signed=False)} of short, not judged: {doubts[0]}")
+        reason = f"decode at depth is {format_percent(share, signed=False)} of short, not judged: {'; '.join(doubts)}"
+        said.blame(Outcome.INCONCLUSIVE, None, reason, min(rates, key=lambda item: item[0])[1])
     elif share < least:
         reason = f"decode at depth is {format_percent(share, signed=False)} of short, at least {least * 100:g} % needed"
         slowest = min(rates, key=lambda item: item[0])[1]
         said.blame(Outcome.FAILED, FailedClass.PERFORMANCE, reason, slowest)
+
+
+def _doubts(answered: list[_Asked]) -> tuple[str, ...]:
+    """Return why a speed at depth may not be believed: heat while it was measured, or a client that lagged."""
+    starts = {s.number: s for s, _ in answered}.values()
+    hot = grouped((s.number, text) for s in starts if (text := throttled(s, Phase.CONTEXT)))
+    records = [r for _, r in answered]
+    firsts = [seconds for r in records if (seconds := ttft(r)) is not None]
+    late = too_late(median_lag(records), "decode", median(firsts) if firsts else None)
+    return (*hot, late) if late else hot
 
 
 def _quoted(start: StartEvidence, record: RequestRecord) -> tuple[tuple[str, str], ...]:

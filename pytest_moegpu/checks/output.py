@@ -19,6 +19,8 @@ _MIN_QUESTIONS = 3
 # A broken kernel misses nearly all questions; a healthy model that was never asked before may miss a few.
 _MOST = 0.5
 
+_MIN_BEFORE_TRAIL = 20
+
 _TEXT_KINDS = (RequestKind.ANSWER, RequestKind.THROUGHPUT, RequestKind.CONTEXT)
 _PHASES = {RequestKind.THROUGHPUT: Phase.DECODE, RequestKind.CONTEXT: Phase.CONTEXT}
 
@@ -50,7 +52,10 @@ def contains(text: str, expect: tuple[str, ...]) -> bool:
 
 
 def _known_answers(starts: tuple[StartEvidence, ...], scenario: Scenario, *, chosen: bool = False) -> Verdict:
-    asked = [(s, r) for s in starts for r in s.of_kind(RequestKind.ANSWER) if r.expect]
+    sent = [(s, r) for s in starts for r in s.of_kind(RequestKind.ANSWER) if r.expect]
+    # Beside questions calibrated for the model, those without a margin are somebody's own, who judges them himself.
+    measured = not chosen and any(r.margin is not None for _, r in sent)
+    asked = [(s, r) for s, r in sent if r.margin is not None] if measured else sent
     errors = [(s, r) for s, r in asked if r.error is not None]
     missed = [(s, r) for s, r in asked if r.error is None and not contains(r.text, r.expect)]
     cut = [(s, r) for s, r in missed if not r.text and r.reasoning and r.finish_reason == "length"]
@@ -59,15 +64,16 @@ def _known_answers(starts: tuple[StartEvidence, ...], scenario: Scenario, *, cho
     questions = len({r.prompt for _, r in asked})
     counts = f"{right} of {len(asked)} right"
     outcome, failed_class, reason, culprit = Outcome.PASS, None, counts, None
-    calibrated = chosen or any(r.margin is not None for _, r in asked)
-    if wrong and not calibrated and right >= _MOST * len(asked):
-        outcome, culprit = Outcome.INCONCLUSIVE, wrong[0]
-        reason = f"{counts}, but these questions were never calibrated for this model: a healthy one may miss some"
-    elif wrong:
-        outcome, failed_class, reason, culprit = Outcome.FAILED, FailedClass.CORRECTNESS, counts, wrong[0]
-    elif errors:
+    calibrated = chosen or any(r.margin is not None for _, r in wrong)
+    accused = bool(wrong) and (calibrated or right < _MOST * (len(asked) - len(errors)))
+    if errors and (len(errors) > len(wrong) or not accused):
         outcome, failed_class, culprit = Outcome.FAILED, FailedClass.STABILITY, errors[0]
         reason = f"{counts}, {len(errors)} requests failed"
+    elif accused:
+        outcome, failed_class, reason, culprit = Outcome.FAILED, FailedClass.CORRECTNESS, counts, wrong[0]
+    elif wrong:
+        outcome, culprit = Outcome.INCONCLUSIVE, wrong[0]
+        reason = f"{counts}, but these questions were never calibrated for this model: a healthy one may miss some"
     elif cut:
         outcome, reason, culprit = Outcome.INCONCLUSIVE, f"{counts}, {len(cut)} cut off while reasoning", cut[0]
     elif questions < _MIN_QUESTIONS and not chosen:
@@ -81,7 +87,7 @@ def _known_answers(starts: tuple[StartEvidence, ...], scenario: Scenario, *, cho
         reason=reason,
         failed_class=failed_class,
         lines=() if culprit is None else _quoted(culprit),
-        findings=(*_others(wrong, errors, culprit), *_differences(asked)),
+        findings=(*_others(wrong, errors, culprit), *_unjudged(sent, asked), *_differences(sent)),
         more={"value": counts},
     )
     return verdict if culprit is None else with_log(verdict, culprit[0])
@@ -102,6 +108,15 @@ def _others(wrong: list[_Asked], errors: list[_Asked], first: _Asked | None) -> 
     for start, record in (pair for pair in (*wrong, *errors) if pair is not first):
         got = f"error {quote(record.error)}" if record.error is not None else f"got {quote(record.text)}"
         yield f"start {start.number}: {quote(record.prompt)}: {got}"
+
+
+def _unjudged(sent: list[_Asked], asked: list[_Asked]) -> Iterator[str]:
+    """Note questions that were left to whoever chose them, and were not answered as expected."""
+    judged = {id(record) for _, record in asked}
+    for start, record in sent:
+        if id(record) not in judged and (record.error is not None or not contains(record.text, record.expect)):
+            got = f"error {quote(record.error)}" if record.error is not None else f"got {quote(record.text)}"
+            yield f"note: start {start.number}: {quote(record.prompt)} is not calibrated and not judged here: {got}"
 
 
 def _differences(asked: list[_Asked]) -> Iterator[str]:
@@ -154,11 +169,20 @@ def _text_form(starts: tuple[StartEvidence, ...], scenario: Scenario) -> Verdict
 
 
 def _findings(text: str, record: RequestRecord) -> tuple[Finding, ...]:
-    """Examine one text. A model kept from ending its answer may well repeat itself, so there a loop says nothing."""
+    """Examine one text. A model kept from ending its answer may well repeat itself, so there that is no sign."""
     found = examine(text, record.prompt, record.finish_reason)
     if record.wanted_output_tokens is None:
         return found
-    return tuple(finding for finding in found if finding.name != "periodic-tail")
+    return tuple(f for f in found if f.name != "periodic-tail" and not _trails_off(text, f))
+
+
+def _trails_off(text: str, finding: Finding) -> bool:
+    """Tell whether a text ends in one character over and over, after enough other text to show that it went well."""
+    before, tail = text[: finding.position], text[finding.position :].rstrip()
+    kinds = set(tail) or {" "}
+    if finding.name != "one-character-run" or len(kinds) > 1:
+        return False
+    return sum(not c.isspace() and c not in kinds for c in before) >= _MIN_BEFORE_TRAIL
 
 
 def _seen_lines(

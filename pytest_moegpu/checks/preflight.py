@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from pytest_moegpu.checks.common import broken, nothing
-from pytest_moegpu.core.evidence import DeviceProcess, Evidence, Phase
+from pytest_moegpu.checks.common import broken, describe_process, nothing
+from pytest_moegpu.core.evidence import Evidence, Phase
 from pytest_moegpu.core.model import DeviceKind, Gpu, GpuRequirement, Profile, Scenario
-from pytest_moegpu.core.units import format_bytes
+from pytest_moegpu.core.units import GIB, format_bytes
 from pytest_moegpu.core.verdict import FailedClass, Outcome, Verdict
 
-__all__ = ["describe_process", "judge"]
+__all__ = ["idle_doubt", "judge"]
+
+# A desktop takes some hundred MiB of a device and the driver's own share less; a model takes more than this.
+_MAX_IDLE_BYTES = 3 * GIB // 2
 
 
 def judge(evidence: Evidence, scenario: Scenario, profile: Profile) -> tuple[Verdict, ...]:
     """Judge the devices as found before the first start.
 
-    FAILED (environment) for a wrong GPU, a foreign process or too little free memory; INCONCLUSIVE without an idle
-    reading; facts the driver does not tell are findings. A server that broke later does not change the answer.
+    FAILED (environment) for a wrong GPU, a foreign process or too little free memory; INCONCLUSIVE when it is not known
+    whether the device was idle; facts the driver does not tell are findings. A server that broke later does not change
+    the answer.
     """
     fault = broken(evidence, scenario, "preflight") if evidence.starts else None
     if not evidence.gpus:
@@ -26,19 +30,20 @@ def judge(evidence: Evidence, scenario: Scenario, profile: Profile) -> tuple[Ver
         *(f"in use by {describe_process(p)}" for p in before.processes),
         *_too_little_free(evidence, scenario),
     )
-    outcome, reason = Outcome.PASS, "the device is the right one and idle"
+    on_gpu = profile.gpu.kind is DeviceKind.GPU
+    outcome, reason = Outcome.PASS, "the device is the right one and idle" if on_gpu else "the right processor"
     if faults:
         outcome, reason = Outcome.FAILED, "; ".join(faults)
     elif fault is not None:
         return (fault,)
-    elif before.idle_bytes is None:
-        outcome, reason = Outcome.INCONCLUSIVE, "memory in use before the start could not be read"
+    elif doubt := idle_doubt(evidence, profile.gpu):
+        outcome, reason = Outcome.INCONCLUSIVE, doubt
     return (
         Verdict(
             outcome=outcome,
             check="preflight",
             scenario=scenario.name,
-            subject="GPU" if profile.gpu.kind is DeviceKind.GPU else "processor",
+            subject="GPU" if on_gpu else "processor",
             phase=Phase.PREFLIGHT,
             reason=reason,
             failed_class=FailedClass.ENVIRONMENT if faults else None,
@@ -49,10 +54,17 @@ def judge(evidence: Evidence, scenario: Scenario, profile: Profile) -> tuple[Ver
     )
 
 
-def describe_process(process: DeviceProcess) -> str:
-    """Print a process with name, pid and the memory it holds, as far as they are known."""
-    size = "size not known" if process.used_bytes is None else format_bytes(process.used_bytes)
-    return f"{process.name or 'a process'} (pid {process.pid}, {size})"
+def idle_doubt(evidence: Evidence, wanted: GpuRequirement) -> str:
+    """Say why it is not known that nobody used the device before the first start; empty when it is known."""
+    before = evidence.preflight
+    if before.idle_bytes is None:
+        return "memory in use before the start could not be read"
+    unknown = [note for note in before.notes if note.startswith("processes")]
+    if unknown:
+        return "; ".join(unknown)
+    if wanted.kind is DeviceKind.GPU and before.idle_bytes > _MAX_IDLE_BYTES * max(1, len(evidence.gpus)):
+        return f"{format_bytes(before.idle_bytes)} in use before the start, and no process is listed that holds it"
+    return ""
 
 
 def _names(gpus: tuple[Gpu, ...]) -> str:

@@ -219,6 +219,7 @@ class Preflight:
     free_bytes: int | None = None
     total_bytes: int | None = None
     processes: tuple[DeviceProcess, ...] = ()
+    notes: tuple[str, ...] = ()
     temperature_c: float | None = None
 
 
@@ -226,7 +227,7 @@ class Preflight:
 class Evidence:
     """All that was recorded for one scenario of one run.
 
-    `identity` holds the must-match fields as text, see `core.identity`; `tolerance` the scenario's own, by metric.
+    `identity` holds the must-match fields as text; see `core.identity`.
     """
 
     profile: str
@@ -238,7 +239,6 @@ class Evidence:
     noted: dict[str, str] = field(default_factory=dict)
     preflight: Preflight = Preflight()
     starts: tuple[StartEvidence, ...] = ()
-    tolerance: dict[str, float] = field(default_factory=dict)
     check_version: int = 1
 
     @property

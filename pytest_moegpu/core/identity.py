@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 
 from pytest_moegpu.core.model import DeviceKind, Gpu, KnownAnswer, ModelFile, Settings, Stack, Workload
+from pytest_moegpu.core.prompts import recall, throughput_prompt
 from pytest_moegpu.core.units import GIB, format_bytes
 from pytest_moegpu.errors import UserError, nearest
 
@@ -118,7 +119,10 @@ def prompt_hash(workload: Workload, known_answers: tuple[KnownAnswer, ...]) -> s
     The margin of a known answer is left out: it is a note about the model, and changes nothing that is sent.
     """
     answers = [{"prompt": a.prompt, "expect": a.expect, "max_tokens": a.max_tokens} for a in known_answers]
-    text = json.dumps({"workload": asdict(workload), "known_answers": answers}, sort_keys=True, ensure_ascii=True)
+    # A sample of what the generator writes, so that a change of its sentences is a change of the prompts.
+    written = (throughput_prompt(512, 12.0, workload.seed), asdict(recall(512, 12.0, 0.5, workload.seed)))
+    sent = {"workload": asdict(workload), "known_answers": answers, "written": written}
+    text = json.dumps(sent, sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 

@@ -5,7 +5,7 @@ Bits: https://docs.nvidia.com/deploy/nvml-api/api/group__nvmlClocksEventReasons.
 
 from __future__ import annotations
 
-__all__ = ["EVENT_REASONS", "HARMFUL", "reason_names"]
+__all__ = ["BY_HAND", "EVENT_REASONS", "HARMFUL", "reason_names"]
 
 EVENT_REASONS: dict[int, str] = {
     0x001: "idle",
@@ -28,6 +28,9 @@ HARMFUL: frozenset[str] = frozenset({"hw_slowdown", "sw_thermal", "hw_thermal", 
 Running at the power cap is how a loaded GPU works, and idle is how an unloaded one does; neither is here.
 NVML says `hw_slowdown` may also show for a moment while clocks change.
 """
+
+BY_HAND: frozenset[str] = frozenset({"applications_clocks", "display_clocks"})
+"""Words for clocks that somebody set: no fault, but a reader of the speed should know."""
 
 
 def reason_names(mask: int) -> tuple[str, ...]:

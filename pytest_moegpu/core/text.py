@@ -10,22 +10,28 @@ import re
 import string
 import unicodedata
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import groupby, pairwise
+
+from pytest_moegpu.core.textruns import RULER, in_place, run_strength
 
 __all__ = ["Finding", "TextVerdict", "examine", "verdict"]
 
 _BAD_FROM = 0.8
 _SUSPECT_FROM = 0.4
+# The strength of a sign that whole text may show as well.
+_DOUBTFUL = 0.5
 
 # A loop long enough to judge has its period well inside these; both bound the time.
 _TAIL = 4000
 _PERIOD_MAX = 500
 
-_RULER = frozenset("-=*_#~.+|:─━═—·")
 _RUN = re.compile(r"(.)\1{11,}", re.DOTALL)
-_ENCODED = re.compile(r"[A-Za-z0-9+/=]{20}")
+_THINK = re.compile(r"\s*<think>\s*</think>\s*")
+_STRIKE = ("<s>", "</s>")
+_GRID = frozenset("01 \t\n,;|.()[]{}")
+_REFRAIN_MAX = 8
 _MANY = r"(?:repeat|\btimes\b|identical|\bcopies\b|in a row|duplicate|[遍次]|重复|\bmal\b|\bfois\b|\bveces\b)"
 _COUNT = r"(?:\d|[一二三四五六七八九十百千]|\b(?:ten|twenty|thirty|fifty|hundred|thousand|dozen)\b)"
 _REPEAT = re.compile(rf"{_MANY}[^.\n]{{0,40}}{_COUNT}|{_COUNT}[^.\n]{{0,40}}{_MANY}", re.IGNORECASE)
@@ -72,20 +78,25 @@ def examine(text: str, prompt: str = "", finish_reason: str | None = None) -> tu
         The findings, the strongest first; empty when there is no sign. Names: `empty`, `whitespace`,
         `one-character-run`, `periodic-tail`, `byte-noise`, `script-salad`, `special-tokens`, `ascii-noise`.
     """
+    # A model told not to think may still open and close its thoughts.
+    empty = _THINK.match(text)
+    skipped = empty.end() if empty else 0
+    text = text[skipped:]
     if not text.strip():
         if finish_reason == "tool_calls":
             return ()
         name, detail = ("whitespace", f"{len(text)} blank characters only") if text else ("empty", "no text at all")
-        return (Finding(name=name, strength=1.0, position=0, detail=detail),)
+        return (Finding(name=name, strength=1.0, position=skipped, detail=detail),)
     found = [
         *_runs(text, prompt, finish_reason),
-        *_loop(text, prompt),
+        *_loop(text, prompt, finish_reason),
         *_bytes(text, prompt),
         *_scripts(text, prompt),
         *_tokens(text, prompt),
         *_ascii(text),
     ]
-    return tuple(sorted(found, key=lambda f: -f.strength))
+    placed = (replace(f, position=f.position + skipped) for f in found)
+    return tuple(sorted(placed, key=lambda f: -f.strength))
 
 
 def verdict(findings: Iterable[Finding]) -> TextVerdict:
@@ -120,13 +131,13 @@ def _runs(text: str, prompt: str, finish_reason: str | None) -> Iterator[Finding
         character, length = match[1], match.end() - match.start()
         share, at_end = length / max(1, end - begin), match.end() >= end
         endless = at_end and finish_reason == "length"
-        strength = _run_strength(character, length, share, endless=endless)
+        strength = run_strength(text, match, share, endless=endless)
         if strength <= (worst.strength if worst else 0.0):
             continue
-        if wordy and _in_place(text, match, share, endless=endless, at_end=at_end):
+        if wordy and in_place(text, match, share, endless=endless, at_end=at_end):
             continue
         if character not in asked:
-            asked[character] = (drawing and character in _RULER) or _asked(prompt, character) == 1.0
+            asked[character] = (drawing and character in RULER) or _asked(prompt, character) == 1.0
         if not asked[character]:
             shown = (
                 repr(character) if character.isprintable() and not character.isspace() else f"U+{ord(character):04X}"
@@ -138,28 +149,7 @@ def _runs(text: str, prompt: str, finish_reason: str | None) -> Iterator[Finding
         yield worst
 
 
-def _run_strength(character: str, length: int, share: float, *, endless: bool) -> float:
-    if character in " \t":
-        return 0.9 if endless and length >= 40 else 0.0
-    if character.isspace():
-        return 0.9 if length >= 16 else 0.0
-    if length >= 30 or share >= 0.5:
-        return 1.0
-    return 0.5 if length >= 20 else 0.0
-
-
-def _in_place(text: str, match: re.Match[str], share: float, *, endless: bool, at_end: bool) -> bool:
-    """Tell whether a run is a ruler, a blank to fill in, or part of an encoded word."""
-    start, end = match.span()
-    if match[1] in _RULER:
-        own_line = not re.search(r"\w", text[max(start - 200, 0) : start].rpartition("\n")[2])
-        longest = (40 if own_line else 24) if endless else 80 if at_end else 200
-        return end - start <= longest and (own_line or share < 0.5)
-    before, after = text[max(start - 20, 0) : start], text[end : end + 20]
-    return share < 0.5 and not at_end and bool(_ENCODED.fullmatch(before) or _ENCODED.fullmatch(after))
-
-
-def _loop(text: str, prompt: str) -> Iterator[Finding]:
+def _loop(text: str, prompt: str, finish_reason: str | None) -> Iterator[Finding]:
     """Find a unit repeated at least three times up to the end of the text, of its last whole line or word."""
     best = (0, 0, 0)
     tail = text.rstrip()[-_TAIL:]
@@ -172,7 +162,7 @@ def _loop(text: str, prompt: str) -> Iterator[Finding]:
     unit = tail[start : start + period]
     if period < 2 or len(set(unit)) < 2:
         return
-    if all(c in _RULER or c in " \n" for c in unit) and (covered <= 120 or _DRAW.search(prompt)):
+    if all(c in RULER or c in " \n" for c in unit) and (covered <= 120 or _DRAW.search(prompt)):
         return
     share = covered / len(text.strip())
     if covered >= 200 or (covered >= 30 and share >= 0.5):
@@ -181,6 +171,10 @@ def _loop(text: str, prompt: str) -> Iterator[Finding]:
         strength = 0.6
     else:
         return
+    grid = _GRID.issuperset(unit) and "0" in unit and "\n" in tail[start:end]
+    refrain = finish_reason == "stop" and "\n" in unit and covered // period <= _REFRAIN_MAX
+    if grid or refrain:
+        strength = min(strength, _DOUBTFUL)
     wanted = _asked(prompt, unit)
     if wanted < 1.0:
         yield Finding(
@@ -238,7 +232,7 @@ def _scripts(text: str, prompt: str) -> Iterator[Finding]:
     """Find lines that jump between three scripts or more, unless the prompt is about languages."""
     if text.isascii() or _LANGUAGES.search(prompt):
         return
-    switches = letters = 0
+    switches = letters = lines = 0
     first: int | None = None
     scripts: set[str] = set()
     offset = 0
@@ -249,12 +243,13 @@ def _scripts(text: str, prompt: str) -> Iterator[Finding]:
             switches += sum(a[0] != b[0] for a, b in pairwise(runs))
             letters += sum(size for _, size in runs)
             scripts |= kinds
+            lines += 1
             first = offset if first is None else first
         offset += len(line)
     if first is not None and switches >= 6 and switches / letters > 0.05:
         yield Finding(
             name="script-salad",
-            strength=1.0 if switches / letters > 0.08 else 0.6,
+            strength=1.0 if switches / letters > 0.08 and (lines >= 2 or letters > 200) else 0.6,
             position=first,
             detail=f"{switches} changes between {', '.join(sorted(scripts))} in {letters} letters",
         )
@@ -267,13 +262,10 @@ def _tokens(text: str, prompt: str) -> Iterator[Finding]:
         return
     share = sum(len(m[0]) for m in hits) / len(text.strip())
     # `<s>` alone is HTML, and one stray token is a template's fault rather than the machine's.
-    telling = [m for m in hits if m[0] not in ("<s>", "</s>")]
-    if share >= 0.5 or len(telling) >= 4:
-        strength = 1.0
-    elif telling:
-        strength = 0.5
-    else:
+    telling = [m for m in hits if m[0] not in _STRIKE]
+    if not telling:
         return
+    strength = 1.0 if share >= 0.5 or len(telling) >= 4 else _DOUBTFUL
     yield Finding(
         name="special-tokens",
         strength=strength,

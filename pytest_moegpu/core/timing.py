@@ -12,7 +12,18 @@ from typing import Protocol
 
 from pytest_moegpu.core.evidence import RequestKind, RequestRecord, StreamEvent
 
-__all__ = ["DeltaLike", "UsageLike", "decode_rate", "parse_events", "prefill_rate", "record", "total_time", "ttft"]
+__all__ = [
+    "DeltaLike",
+    "UsageLike",
+    "decode_rate",
+    "decode_seconds",
+    "parse_events",
+    "prefill_rate",
+    "record",
+    "token_events",
+    "total_time",
+    "ttft",
+]
 
 _BOM = b"\xef\xbb\xbf"
 _DONE = "[DONE]"
@@ -268,6 +279,16 @@ def ttft(r: RequestRecord) -> float | None:
     return None if r.first_token is None else r.first_token - r.sent
 
 
+def decode_seconds(r: RequestRecord) -> float | None:
+    """From the first to the last event with text or reasoning, in seconds; None without any."""
+    return None if r.first_token is None or r.last_token is None else r.last_token - r.first_token
+
+
+def token_events(r: RequestRecord) -> int:
+    """How many events brought text or reasoning."""
+    return 0 if r.first_token is None else len(r.gaps) + 1
+
+
 def decode_rate(r: RequestRecord) -> float | None:
     """Steady decode speed in tokens/s: (output tokens - 1) / (last token - first token).
 
@@ -275,9 +296,9 @@ def decode_rate(r: RequestRecord) -> float | None:
     server sends several tokens an event, those of the first event count as decoded after it, so the rate errs upwards
     by at most (tokens in the first event - 1) / (output tokens - 1).
     """
-    if r.output_tokens is None or r.output_tokens < 2 or r.first_token is None or r.last_token is None:
+    seconds = decode_seconds(r)
+    if r.output_tokens is None or r.output_tokens < 2 or seconds is None:
         return None
-    seconds = r.last_token - r.first_token
     return (r.output_tokens - 1) / seconds if seconds > 0 else None
 
 

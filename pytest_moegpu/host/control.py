@@ -12,6 +12,8 @@ import psutil
 
 __all__ = ["Control", "Listener", "free_port", "listener"]
 
+_WILDCARDS = ("0.0.0.0", "::", "::ffff:0.0.0.0")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Listener:
@@ -28,16 +30,26 @@ def free_port(host: str = "127.0.0.1") -> int:
         return int(s.getsockname()[1])
 
 
-def listener(port: int) -> Listener | None:
-    """Return the process that listens on a local TCP port; None when nobody does or it may not be seen."""
+def listener(host: str, port: int) -> Listener | None:
+    """Return the process that a connection to a local address reaches; None when nobody listens or it is not seen.
+
+    The same port of another address is another listener. One of exactly this address goes before one of all addresses.
+    """
+    exact = (host, f"::ffff:{host}")
+    found: dict[bool, int] = {}
     with contextlib.suppress(psutil.Error):
         for connection in psutil.net_connections(kind="tcp"):
             address = connection.laddr
-            if connection.status == psutil.CONN_LISTEN and connection.pid and address and address.port == port:
-                with contextlib.suppress(psutil.Error):
-                    return Listener(pid=connection.pid, name=psutil.Process(connection.pid).name())
-                return Listener(pid=connection.pid)
-    return None
+            if connection.status != psutil.CONN_LISTEN or not connection.pid or not address or address.port != port:
+                continue
+            if address.ip in exact or address.ip in _WILDCARDS:
+                found[address.ip in exact] = connection.pid
+    pid = found.get(True, found.get(False))
+    if pid is None:
+        return None
+    with contextlib.suppress(psutil.Error):
+        return Listener(pid=pid, name=psutil.Process(pid).name())
+    return Listener(pid=pid)
 
 
 class Control:

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ class ServerProcess:
         self._stopped = threading.Event()
         self._code: int | None = None
         self._report: StopReport | None = None
+        self._swept = False
         self._mark = secrets.token_hex(16)
         order = {
             "argv": list(argv),
@@ -134,21 +135,45 @@ class ServerProcess:
         The kernel then kills the server's first process; others of its tree are found by the mark in their environment.
         One that cleared its environment is not, which only the supervisor's parent links could do.
         """
-        first = {self.pid} if self.pid is not None and not _ended(self.pid, _KERNEL_SECONDS) else set()
-        orphans = _marked(self._mark)
-        for process in orphans:
+        if self.pid is not None:
+            _ended(self.pid, _KERNEL_SECONDS)
+        return self._sweep(StopReport(exit_code=self._code, left=(self.pid,) if self.pid is not None else ()))
+
+    def _sweep(self, report: StopReport) -> StopReport:
+        """Kill whoever bears our mark, and complete a report with that; a bare pid may be another's by now."""
+        killed = set()
+        marked = _marked(self._mark)
+        for process in marked:
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        psutil.wait_procs(list(orphans), timeout=_KERNEL_SECONDS)
-        left = first | {process.pid for process in _marked(self._mark)}
-        return StopReport(exit_code=self._code, killed=tuple(sorted(p.pid for p in orphans)), left=tuple(sorted(left)))
+                killed.add(process.pid)
+        psutil.wait_procs(list(marked), timeout=_KERNEL_SECONDS)
+        left = {pid for pid in report.left if not _ended(pid, 0.0)} | {process.pid for process in _marked(self._mark)}
+        return replace(report, killed=tuple(sorted({*report.killed, *killed})), left=tuple(sorted(left)))
 
     def stop(self, grace: float = 10.0) -> StopReport:
-        """End the whole tree: TERM, `grace` seconds, KILL. Safe to call again; returns the first report."""
+        """End the whole tree: TERM, `grace` seconds, KILL. Safe to call again; returns the first report.
+
+        Ctrl-C ends the grace, not the waiting: it is raised once everything is gone.
+        """
+        interrupt: KeyboardInterrupt | None = None
+        end = time.monotonic() + grace + _STOP_MARGIN_SECONDS
+        while True:
+            try:
+                report = self._stop(grace, end)
+                break
+            except KeyboardInterrupt as again:
+                interrupt, grace = again, 0.0
+                end = min(end, time.monotonic() + _STOP_MARGIN_SECONDS)
+        if interrupt is not None:
+            raise interrupt
+        return report
+
+    def _stop(self, grace: float, end: float) -> StopReport:
         # A supervisor that has stopped by itself reads no order; its report is on the way.
         with contextlib.suppress(OSError, ValueError):
             self._send({"do": "stop", "grace": grace})
-        if not self._stopped.wait(grace + _STOP_MARGIN_SECONDS):
+        if not self._stopped.wait(max(0.0, end - time.monotonic())):
             self._supervisor.kill()
         self._supervisor.wait()
         self._reader.join(1.0)
@@ -158,6 +183,9 @@ class ServerProcess:
                     stream.close()
         if self._report is None:
             self._report = self._without_supervisor()
+        elif self._report.left and not self._swept:
+            self._report = self._sweep(self._report)
+        self._swept = True
         return self._report
 
 

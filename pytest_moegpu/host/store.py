@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import secrets
 from collections.abc import Iterable
 from datetime import datetime
@@ -14,12 +16,13 @@ import msgspec
 from pytest_moegpu.core.baseline import BASELINE_SCHEMA, Baseline
 from pytest_moegpu.core.evidence import Sample
 from pytest_moegpu.core.record import RUN_SCHEMA, RunRecord
-from pytest_moegpu.errors import RecordError, nearest
+from pytest_moegpu.errors import RecordError, UserError, nearest
 from pytest_moegpu.host.files import write_atomic
 
 __all__ = ["Bundle", "RunStore", "baseline_path", "read_baseline", "read_run", "write_baseline"]
 
 _T = TypeVar("_T")
+_TIME_LENGTH = len("20261130-100000")
 _COLUMNS = tuple(Sample.__dataclass_fields__)
 
 
@@ -104,6 +107,20 @@ class RunStore:
     def __init__(self, root: Path) -> None:
         self.root = root
 
+    def check(self) -> None:
+        """Make sure, without leaving a trace, that bundles can be made here.
+
+        Raises:
+            UserError: A file is in the way, or the folder may not be written.
+        """
+        # os.path: whatever cannot be looked at counts as not there, and the folder that hides it is then refused.
+        place = next((p for p in (self.root, *self.root.parents) if os.path.lexists(p)), self.root)
+        wrong = "is not a folder" if not place.is_dir() else ""
+        if not wrong and not os.access(place, os.W_OK | os.X_OK):
+            wrong = "may not be written"
+        if wrong:
+            raise UserError(f"--moegpu-runs: no run can be kept in {self.root}: {place} {wrong}")
+
     def create(self, profile: str, now: datetime) -> Bundle:
         """Make an empty bundle with an id that sorts by time."""
         self.root.mkdir(parents=True, exist_ok=True)
@@ -116,10 +133,14 @@ class RunStore:
             return Bundle(folder)
 
     def ids(self) -> tuple[str, ...]:
-        """Return the ids of all bundles, oldest first."""
+        """Return the ids of all bundles, oldest first; runs of one second in the order they were last written."""
         if not self.root.is_dir():
             return ()
-        return tuple(sorted(path.name for path in self.root.iterdir() if (path / "run.json").exists()))
+        written: dict[str, int] = {}
+        for path in self.root.iterdir():
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                written[path.name] = (path / "run.json").stat().st_mtime_ns
+        return tuple(sorted(written, key=lambda name: (name[:_TIME_LENGTH], written[name], name)))
 
     def find(self, name: str) -> Path:
         """Return the folder of a run named by path, id, unique start of an id, or `latest`.

@@ -2,14 +2,16 @@
 
 Run as a script, with the standard library only. It reads one JSON line (argv, env, cwd, log) from stdin, starts the
 server, and ends the whole tree when asked (`{"do": "stop", "grace": s}`), when the server's first process dies, when
-its stdin closes because pytest died in whatever way, or on SIGTERM. Events go out on stdout as JSON lines:
+its stdin closes because pytest died in whatever way, or on SIGTERM. A second order to stop shortens the grace of the
+first. Events go out on stdout as JSON lines:
 
     {"event": "started", "pid": 1, "scope": "tree"}      {"event": "failed", "message": "…"}
     {"event": "exited", "code": 1}                        {"event": "stopped", "code": 0, "killed": [], "left": []}
 
 On Linux it is a child subreaper: a worker that calls setsid, renames itself or outlives its parent stays a descendant
 and is found by parent links, never by name. It signals only its own descendants, through pid file descriptors, so a
-reused pid is not hit. Elsewhere it can only signal the server's process group, and says so (`"scope": "group"`).
+reused pid is not hit; where a kernel, a sandbox or a Python has none of these, by pid right after a look at its
+descent. Elsewhere it can only signal the server's process group, and says so (`"scope": "group"`).
 """
 
 from __future__ import annotations
@@ -77,6 +79,53 @@ def descendants(of: int) -> set[int]:
     return found
 
 
+def pidfd_works() -> bool:
+    """Tell whether a process can be signalled through a descriptor: not with every kernel, sandbox or Python."""
+    try:
+        handle = os.pidfd_open(os.getpid())
+        try:
+            signal.pidfd_send_signal(handle, 0)
+        finally:
+            os.close(handle)
+    except (AttributeError, OSError):
+        return False
+    return True
+
+
+class Orders:
+    """JSON lines on stdin."""
+
+    def __init__(self) -> None:
+        self._buffer = b""
+        self.closed = False
+
+    def read(self) -> None:
+        """Read what is there, or wait for it; notes the end of stdin."""
+        chunk = os.read(0, 65536)
+        self._buffer += chunk
+        self.closed = not chunk
+
+    def take(self) -> bytes | None:
+        """Return the next whole line read so far, None when there is none."""
+        if b"\n" not in self._buffer:
+            return None
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line
+
+    def grace(self, otherwise: float) -> float:
+        """Return the shortest grace of the orders read so far, or `otherwise`."""
+        while (line := self.take()) is not None:
+            otherwise = min(otherwise, float(json.loads(line).get("grace", otherwise)))
+        return otherwise
+
+    def news(self) -> bool:
+        """Read without waiting; True when there was something."""
+        if self.closed or not select.select([0], [], [], 0)[0]:
+            return False
+        self.read()
+        return not self.closed
+
+
 class Tree:
     """The server's process and everything it started."""
 
@@ -94,6 +143,7 @@ class Tree:
                 preexec_fn=die_with_parent if LINUX else None,
             )
         self.code: int | None = None
+        self.pidfd = LINUX and pidfd_works()
 
     def reap(self) -> None:
         """Collect the dead, keep the exit code of the server's first process."""
@@ -118,42 +168,62 @@ class Tree:
             return set()
         return {self.process.pid}
 
-    def signal(self, number: int) -> None:
-        """Send a signal to every member, and to nobody else."""
-        if not LINUX:
-            with contextlib.suppress(OSError):
-                os.killpg(self.process.pid, number)
-            return
-        for pid in self.members():
-            with contextlib.suppress(OSError):
-                handle = os.pidfd_open(pid)
-                try:
-                    # Holding the descriptor pins the process; only now is its descent certain.
-                    if pid in descendants(os.getpid()):
-                        signal.pidfd_send_signal(handle, number)
-                finally:
-                    os.close(handle)
+    def signal(self, number: int) -> set[int]:
+        """Send a signal to every member, and to nobody else; returns who got it."""
+        if LINUX:
+            return {pid for pid in self.members() if self._signal(pid, number)}
+        try:
+            os.killpg(self.process.pid, number)
+        except OSError:
+            return set()
+        return {self.process.pid}
 
-    def gone(self, within: float) -> bool:
-        """Wait until no member is left; False when the time is over."""
+    def _signal(self, pid: int, number: int) -> bool:
+        handle: int | None = None
+        try:
+            if self.pidfd:
+                try:
+                    handle = os.pidfd_open(pid)
+                except ProcessLookupError:
+                    return False
+                except OSError:
+                    handle = None  # no descriptor to be had now; the signal must go out all the same
+            # Holding the descriptor pins the process; only now is its descent certain.
+            if pid not in descendants(os.getpid()):
+                return False
+            if handle is not None:
+                signal.pidfd_send_signal(handle, number)
+            else:
+                os.kill(pid, number)
+        except OSError:
+            return False
+        finally:
+            if handle is not None:
+                os.close(handle)
+        return True
+
+    def gone(self, within: float, orders: Orders | None = None) -> bool:
+        """Wait until no member is left; False when the time is over, which a new order may shorten."""
         end = time.monotonic() + within
         while self.members():
-            if time.monotonic() >= end:
+            now = time.monotonic()
+            if orders is not None and orders.news():
+                end = min(end, now + orders.grace(within))
+            if now >= end:
                 return False
             time.sleep(POLL_SECONDS / 5)
         return True
 
-    def stop(self, grace: float) -> dict[str, Any]:
+    def stop(self, grace: float, orders: Orders | None = None) -> dict[str, Any]:
         """TERM, grace, KILL until nobody is left; returns what had to be killed and what could not be."""
         killed: set[int] = set()
         if self.members():
             self.signal(signal.SIGTERM)
-            if not self.gone(grace):
+            if not self.gone(grace, orders):
                 end = time.monotonic() + KILL_WAIT_SECONDS
                 # A tree may fork while it is being killed, so repeat until it is empty.
-                while (members := self.members()) and time.monotonic() < end:
-                    killed |= members
-                    self.signal(signal.SIGKILL)
+                while self.members() and time.monotonic() < end:
+                    killed |= self.signal(signal.SIGKILL)
                     self.gone(0.2)
         return {"code": self.code, "killed": sorted(killed), "left": sorted(self.members())}
 
@@ -169,13 +239,11 @@ def main() -> int:
     if LINUX:
         set_attribute(PR_SET_CHILD_SUBREAPER, 1)
 
-    buffer = b""
-    while b"\n" not in buffer:
-        chunk = os.read(0, 65536)
-        if not chunk:
+    orders = Orders()
+    while (line := orders.take()) is None:
+        orders.read()
+        if orders.closed:
             return 0
-        buffer += chunk
-    line, _, buffer = buffer.partition(b"\n")
     try:
         tree = Tree(json.loads(line))
     except (OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
@@ -193,14 +261,13 @@ def main() -> int:
             say(event="exited", code=tree.code)
             break
         if 0 in readable:
-            chunk = os.read(0, 65536)
-            buffer += chunk
-            if not chunk:
+            orders.read()
+            if orders.closed:
                 break
-            if b"\n" in buffer:
-                grace = float(json.loads(buffer.partition(b"\n")[0]).get("grace", grace))
+            if (order := orders.take()) is not None:
+                grace = orders.grace(float(json.loads(order).get("grace", grace)))
                 break
-    report = tree.stop(grace)
+    report = tree.stop(grace, orders)
     say(event="stopped", **report)
     return 1 if report["left"] else 0
 

@@ -35,8 +35,15 @@ class ChatClient:
         """Ask and wait for the whole answer.
 
         Raises:
-            MoegpuError: The request failed; with the server's words.
+            MoegpuError: The server is not there any more, and why; or the request failed, with the server's words.
         """
+        if self.server.stopped:
+            raise MoegpuError(
+                "the server of this moegpu_client is no longer running: a measurement or another scenario needed the "
+                "device, and one server lives at a time. Use moegpu_client before moegpu_verify, or in another test"
+            )
+        if not self.server.alive:
+            raise MoegpuError(f"the server is no longer running: {self.server.death()} (log: {self.server.log_path})")
         request = ChatRequest(prompt=prompt, max_tokens=max_tokens, ignore_eos=ignore_eos)
         record = self.server.chat(request, RequestKind.ANSWER, "test")
         if record.error is not None:

@@ -3,27 +3,41 @@
 from __future__ import annotations
 
 import os
+from datetime import UTC, datetime
 
-from pytest_moegpu.core.evidence import Evidence, Phase, Preflight
+from pytest_moegpu.core.evidence import (
+    DeviceProcess,
+    Evidence,
+    Phase,
+    Preflight,
+    Sample,
+    StartEvidence,
+    StartFailure,
+)
 from pytest_moegpu.core.identity import identity, prompt_hash
 from pytest_moegpu.core.model import Scenario, Stack
+from pytest_moegpu.errors import ProbeError
 from pytest_moegpu.host.stack import host_facts, os_class
 from pytest_moegpu.session.device import on_device, used
 from pytest_moegpu.session.target import Target
 
-__all__ = ["CHECK_VERSION", "describe"]
+__all__ = ["CHECK_VERSION", "describe", "never_started"]
 
 CHECK_VERSION = 1
 """Raised whenever a metric or check changes its meaning; older baselines are then not comparable."""
 
 
 def describe(target: Target, scenario: Scenario) -> Evidence:
-    """Return the evidence of a scenario without any start yet.
-
-    Raises:
-        ProbeError: A device cannot be read.
-    """
-    reading = target.probe.read(0.0, Phase.PREFLIGHT)
+    """Return the evidence of a scenario without any start yet; with a broken one when a device cannot be read."""
+    reading: tuple[Sample, ...] = ()
+    processes: tuple[DeviceProcess, ...] = ()
+    notes: list[str] = []
+    starts: tuple[StartEvidence, ...] = ()
+    try:
+        reading = target.probe.read(0.0, Phase.PREFLIGHT)
+        processes = on_device(target.probe, notes)
+    except ProbeError as error:
+        starts = (never_started(f"the device cannot be read: {error}"),)
     free = [sample.free_bytes for sample in reading if sample.free_bytes is not None]
     versions = target.versions
     facts = host_facts()
@@ -56,13 +70,23 @@ def describe(target: Target, scenario: Scenario) -> Evidence:
         noted=facts | {"model.path": target.file.path, "gpu.uuid": ", ".join(g.uuid or "?" for g in target.gpus)},
         preflight=Preflight(
             idle_bytes=used(reading),
-            free_bytes=sum(free) if len(free) == len(reading) else None,
+            free_bytes=sum(free) if reading and len(free) == len(reading) else None,
             total_bytes=sum(gpu.memory_bytes for gpu in target.gpus),
-            processes=on_device(target.probe, []),
+            processes=processes,
+            notes=tuple(notes),
             temperature_c=max((s.temperature_c for s in reading if s.temperature_c is not None), default=None),
         ),
-        tolerance=scenario.limits.tolerance,
+        starts=starts,
         check_version=CHECK_VERSION,
+    )
+
+
+def never_started(cause: str) -> StartEvidence:
+    """Return the start that could not even be tried, with its first cause."""
+    return StartEvidence(
+        number=1,
+        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        failure=StartFailure(phase=Phase.PREFLIGHT, cause=cause),
     )
 
 

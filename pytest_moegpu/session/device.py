@@ -67,8 +67,10 @@ def refuse_busy(busy: Sequence[DeviceProcess], unusable: str) -> None:
 
 
 def wait_idle(probe: Probe, idle: int | None, seconds: float) -> Idle:
-    """Poll until the device reads as before the start, or the time is over."""
-    probe.follow(None)
+    """Poll until the device reads as before the start, or the time is over.
+
+    The host probe still follows the server's tree here: whatever of it lives on is counted.
+    """
     began = time.monotonic()
     while True:
         try:

@@ -11,65 +11,76 @@ from pytest_moegpu.checks.base import Check
 from pytest_moegpu.checks.throughput import metrics
 from pytest_moegpu.core.baseline import Baseline
 from pytest_moegpu.core.compare import compare, wants_more_starts
-from pytest_moegpu.core.evidence import Evidence, Phase
+from pytest_moegpu.core.evidence import Evidence, Part, Phase
 from pytest_moegpu.core.model import Profile, Scenario
 from pytest_moegpu.core.verdict import METRICS, Outcome, Verdict
-from pytest_moegpu.errors import RecordError
 from pytest_moegpu.host.process import tail
-from pytest_moegpu.host.store import read_baseline
 
 __all__ = ["Comparison", "finish"]
 
-# The check that must stand before a metric is compared: a number that is not valid has no baseline verdict.
-_GUARD = {"peak_memory": "memory"}
+# What must stand before a metric is compared: a number that is not valid has no baseline verdict. The throughput check
+# itself asks for placement and output first.
+_GUARDS = {"peak_memory": ("offload", "memory")}
+_SPEED_GUARDS = ("throughput",)
 _BLOCKING = (Outcome.ERROR, Outcome.INCONCLUSIVE, Outcome.NOT_COMPARABLE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """One metric of one scenario against the baseline at `path`, judged at the planned numbers of starts (`looks`)."""
+    """One metric of one scenario against a baseline, judged at the planned numbers of starts (`looks`)."""
 
     metric: str
     scenario: Scenario
     profile: Profile
-    path: Path
-    looks: tuple[int, ...]
-    varying: frozenset[str] | None
+    looks: tuple[int, ...] = ()
+    varying: frozenset[str] | None = None
 
     @property
-    def guard(self) -> Check:
-        """The check that must stand first."""
-        return get_check(_GUARD.get(self.metric, "throughput"))
+    def guards(self) -> tuple[Check, ...]:
+        """The checks that must stand first."""
+        return tuple(get_check(name) for name in _GUARDS.get(self.metric, _SPEED_GUARDS))
 
-    def run(self, evidence: Evidence, more: Callable[[int], Evidence]) -> Verdict:
-        """Judge; an undecided case gets more starts. Each look asks anew whether its starts may be believed."""
-        try:
-            baseline = read_baseline(self.path) if self.path.exists() else None
-        except RecordError as error:
-            return replace(self._blank(), reason=str(error))
-        for look, starts in enumerate(self.looks):
-            if starts > len(evidence.starts) and evidence.failure is None:
-                evidence = more(starts)
-            # A start that broke stays in sight, whatever the look.
-            seen = evidence if evidence.failure else replace(evidence, starts=evidence.starts[:starts])
-            verdict = self._look(seen, baseline, look)
+    @property
+    def needs(self) -> frozenset[Part]:
+        """The parts of the workload that the guards need."""
+        return frozenset[Part]().union(*(guard.needs for guard in self.guards))
+
+    def run(self, evidence: Evidence, baseline: Baseline | None, more: Callable[[int], Evidence]) -> Verdict:
+        """Judge; an undecided case gets more starts. Each look asks anew whether all starts may be believed."""
+        verdict = self.look(evidence, baseline, 0)
+        for look, starts in enumerate(self.looks[1:], 1):
             if not wants_more_starts(verdict):
                 break
+            if starts > len(evidence.starts):
+                evidence = more(starts)
+            verdict = self.look(evidence, baseline, look)
         return verdict
 
-    def _look(self, evidence: Evidence, baseline: Baseline | None, look: int) -> Verdict:
+    def look(self, evidence: Evidence, baseline: Baseline | None, look: int = 0) -> Verdict:
+        """Judge the starts of one look; the guards see all starts there are, also those another metric asked for."""
+        guards = self.guards
+        if self.looks and len(evidence.starts) > self.looks[0]:
+            # The output test has judged the first starts; those that came later are judged here or nowhere.
+            guards = (*guards, get_check("output"))
         guarding = [
-            v for v in self.guard.judge(evidence, self.scenario, self.profile) if v.metric in (self.metric, None)
+            v
+            for guard in guards
+            for v in guard.judge(evidence, self.scenario, self.profile)
+            if v.metric in (self.metric, None)
         ]
-        measured = metrics(evidence, self.scenario)
+        seen = replace(evidence, starts=evidence.starts[: self.looks[look]]) if self.looks else evidence
+        measured = metrics(seen)
         for verdict in guarding:
-            if verdict.outcome in _BLOCKING or (self.metric not in measured and not verdict.outcome.green):
-                return replace(verdict, check="baseline", metric=self.metric, subject=METRICS[self.metric].title)
+            wrong = verdict.check in ("offload", "output") and verdict.outcome is Outcome.FAILED
+            if wrong or verdict.outcome in _BLOCKING or (self.metric not in measured and not verdict.outcome.green):
+                blocked = replace(verdict, check="baseline", metric=self.metric, subject=METRICS[self.metric].title)
+                # Told in full by the check itself; here it only keeps the metric from a verdict.
+                return replace(blocked, outcome=Outcome.INCONCLUSIVE, failed_class=None) if wrong else blocked
         if self.metric not in measured:
-            return replace(self._blank(), reason=f"nothing was measured: no start gave a value of {self.metric}")
+            return self.impossible(f"nothing was measured: no start gave a value of {self.metric}")
         verdict = compare(
             measured[self.metric],
-            evidence,
+            seen,
             self.scenario,
             baseline,
             varying=self.varying,
@@ -77,9 +88,10 @@ class Comparison:
             looks=self.looks,
         )
         valid = tuple(line for guard in guarding for line in guard.lines if line[0] == "valid")
-        return replace(verdict, lines=(*verdict.lines, *valid), log_path=evidence.starts[-1].log_path)
+        return replace(verdict, lines=(*verdict.lines, *valid), log_path=seen.starts[-1].log_path)
 
-    def _blank(self) -> Verdict:
+    def impossible(self, reason: str) -> Verdict:
+        """Return the verdict of a comparison that could not be made."""
         return Verdict(
             outcome=Outcome.ERROR,
             check="baseline",
@@ -87,6 +99,7 @@ class Comparison:
             subject=METRICS[self.metric].title,
             phase=Phase.COMPARE,
             metric=self.metric,
+            reason=reason,
         )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pytest_moegpu.checks.memory import RETURN_SLACK_BYTES
+from pytest_moegpu.core.evidence import Phase, StartFailure
 from pytest_moegpu.core.units import format_bytes
+from pytest_moegpu.errors import ProbeError, StartError
 from pytest_moegpu.host.probe import Probe
 from pytest_moegpu.session.device import on_device, refuse_busy, used, wait_idle
 from pytest_moegpu.session.server import Server
@@ -28,11 +30,15 @@ class Live:
         """Start a server; the one before must have been stopped.
 
         Raises:
-            StartError: The device is in use, or the server did not come up; it is then already gone.
+            StartError: The device is in use or cannot be read, or the server did not come up; it is then already gone.
         """
-        self._probe.follow(None)
-        refuse_busy(on_device(self._probe, server.notes), unusable)
-        self._idle = used(self._probe.read(0.0, "idle"))
+        try:
+            self._probe.follow(None)
+            refuse_busy(on_device(self._probe, server.notes), unusable)
+            self._idle = used(self._probe.read(0.0, "idle"))
+        except ProbeError as error:
+            failure = StartFailure(phase=Phase.PREFLIGHT, cause=f"the device cannot be read: {error}")
+            raise StartError(failure) from error
         self._server, self._scenario = server, scenario
         try:
             server.start(self._probe.follow)

@@ -23,7 +23,7 @@ from pytest_moegpu.host.sampler import Sampler
 from pytest_moegpu.host.stack import libraries
 from pytest_moegpu.session.device import on_device, refuse_busy, used, wait_idle
 from pytest_moegpu.session.progress import Progress
-from pytest_moegpu.session.server import Server
+from pytest_moegpu.session.server import Server, unforeseen
 from pytest_moegpu.session.workload import Workload
 
 __all__ = ["Recorded", "StartRun"]
@@ -80,19 +80,40 @@ class StartRun:
             self._serve()
         except StartError as error:
             failure = error.failure
-        except ProbeError as error:
-            failure = StartFailure(phase=Phase.PREFLIGHT, cause=f"the device cannot be read: {error}")
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the first cause, and told once
+            failure = self._failed(error)
         finally:
-            self.progress.live("stopping")
+            # Nothing here may keep the server from being ended, or the sampler after it.
             self._enter(Phase.STOP)
-            stop = self.server.stop()
-            self._sampler.stop()
+            try:
+                stop = self.server.stop()
+            except Exception as error:  # noqa: BLE001 - as above
+                failure = failure or self._failed(error)
+                stop = StopReport(exit_code=None, left=tuple(sorted(self.server.tree)))
+            finally:
+                self._sampler.stop()
         if failure is None and self._sampler.error is not None:
             failure = StartFailure(phase=Phase.STOP, cause=f"the device could not be read: {self._sampler.error}")
-        after, seconds = wait_idle(self.probe, idle, self.server.limits.idle_return_seconds)
-        if after is not None and idle is not None and after - idle > RETURN_SLACK_BYTES:
-            self._left = on_device(self.probe, self.server.notes)
+        after, seconds = None, None
+        try:
+            self.progress.live("stopped, waiting for the memory to come back")
+            after, seconds = wait_idle(self.probe, idle, self.server.limits.idle_return_seconds)
+            if after is not None and idle is not None and after - idle > RETURN_SLACK_BYTES:
+                still = on_device(self.probe, self.server.notes)
+                self._left = tuple(p for p in still if p.pid in self.server.tree)
+                self._note_foreign(tuple(p for p in still if p.pid not in self.server.tree))
+        except Exception as error:  # noqa: BLE001 - as above
+            failure = failure or self._failed(error)
         return self._recorded(started_at, failure, stop, idle, after, seconds)
+
+    def _failed(self, error: Exception) -> StartFailure:
+        """Name the phase an error happened in, and what it was."""
+        device = isinstance(error, ProbeError)
+        return StartFailure(
+            phase=self._phase,
+            cause=f"the device cannot be read: {error}" if device else unforeseen(error),
+            log_path=str(self.server.log_path),
+        )
 
     def _serve(self) -> None:
         self.progress.live("loading the model")
@@ -115,7 +136,12 @@ class StartRun:
         strangers = tuple(p for p in seen if p.pid not in self.server.tree)
         # When not even the server is on the list, the driver counts pids of another namespace: nobody can be accused.
         if len(strangers) < len(seen):
-            self._foreign = strangers
+            self._note_foreign(strangers)
+
+    def _note_foreign(self, strangers: tuple[DeviceProcess, ...]) -> None:
+        """Keep whoever was ever seen: one who left again has still used the device while we measured."""
+        known = {(p.pid, p.device) for p in self._foreign}
+        self._foreign += tuple(p for p in strangers if (p.pid, p.device) not in known)
 
     def _recorded(
         self,
@@ -140,7 +166,7 @@ class StartRun:
             after_bytes=after,
             return_seconds=return_seconds,
             peaks=phases.peaks(during),
-            samples=len(during),
+            samples=sum(sample.used_bytes is not None for sample in during),
             sampler_hz=self._sampler.rate(),
             requests=records,
             log=self.server.log_facts(),

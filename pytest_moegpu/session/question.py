@@ -35,14 +35,14 @@ class Question:
     only: Callable[[Verdict], bool] = all_verdicts
     judge: Judge | None = None
     keyword: str = ""
-    prompts: frozenset[str] | None = None
+    asked: frozenset[tuple[str, tuple[str, ...]]] | None = None
 
     def narrow(self, evidence: Evidence) -> Evidence:
-        """Leave only the requests that ask one of `prompts`, where the question is about some prompts alone."""
-        if self.prompts is None:
+        """Leave only the requests with a prompt and an expectation of `asked`, where only these are in question."""
+        if self.asked is None:
             return evidence
         starts = tuple(
-            replace(start, requests=tuple(r for r in start.requests if r.prompt in self.prompts))
+            replace(start, requests=tuple(r for r in start.requests if (r.prompt, r.expect) in self.asked))
             for start in evidence.starts
         )
         return replace(evidence, starts=starts)

@@ -6,24 +6,25 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from pytest_moegpu.checks import get_check
 from pytest_moegpu.checks.throughput import metrics
 from pytest_moegpu.core.baseline import BASELINE_SCHEMA, Baseline, BaselineSession
-from pytest_moegpu.core.compare import compare
 from pytest_moegpu.core.evidence import Evidence
 from pytest_moegpu.core.gate import decide
 from pytest_moegpu.core.identity import differences, stack_changes
-from pytest_moegpu.core.model import Limits, Scenario, Settings, Workload
+from pytest_moegpu.core.model import Profile, Scenario
 from pytest_moegpu.core.record import RunRecord
 from pytest_moegpu.core.units import format_value
 from pytest_moegpu.core.verdict import METRICS, Verdict
 from pytest_moegpu.errors import RecordError
 from pytest_moegpu.host.store import RunStore, baseline_path, read_baseline, read_run, write_baseline
 from pytest_moegpu.report.terminal import failure_text, results_table
+from pytest_moegpu.session.judge import Comparison
 
 __all__ = ["check_baselines", "compare_runs", "promote", "show"]
 
-# What must have been judged, and found good, before speeds and memory may become what others are measured by.
-_MUST_BE_GREEN = ("output", "throughput")
+# What must be good before speeds and memory may become what others are measured by.
+_MUST_BE_GREEN = ("offload", "output", "memory", "throughput")
 # 5 against 5 starts is the first even case in which the exact test can reject at 1 %.
 _ADVISED_STARTS = 5
 
@@ -47,7 +48,7 @@ def show(run: str, root: Path) -> str:
         )
         facts += [
             (f"{evidence.scenario} {name}", ", ".join(format_value(value, metric.kind.unit) for value in metric.values))
-            for name, metric in metrics(evidence, _scenario(evidence)).items()
+            for name, metric in metrics(evidence).items()
         ]
     lines = [f"{label:<24}  {text}" for label, text in dict.fromkeys(facts)]
     if record.verdicts:
@@ -56,19 +57,28 @@ def show(run: str, root: Path) -> str:
     return "\n".join(lines)
 
 
-def _scenario(evidence: Evidence) -> Scenario:
-    """Return the scenario of a stored run, as far as a comparison needs it: its tolerances."""
-    return Scenario(
-        name=evidence.scenario,
-        title="",
-        settings=Settings(context=1),
-        workload=Workload(),
-        limits=Limits(tolerance=evidence.tolerance),
-    )
+def _asked(record: RunRecord, evidence: Evidence) -> tuple[Scenario, Profile]:
+    """Return scenario and profile as they were when the run was made.
+
+    Raises:
+        RecordError: The run does not hold them.
+    """
+    scenario = next((s for s in record.scenarios if s.name == evidence.scenario), None)
+    if scenario is None or record.asked is None:
+        raise RecordError(f"run {record.id} does not hold {evidence.scenario} as it was asked: it cannot be judged")
+    return scenario, record.asked
+
+
+def _faults(record: RunRecord, evidence: Evidence) -> list[str]:
+    """Return what speaks against comparing with a run: what it said itself, and all its starts judged again."""
+    scenario, profile = _asked(record, evidence)
+    told = [v for v in record.verdicts if v.scenario == evidence.scenario and v.check != "baseline"]
+    verdicts = told + [v for name in _MUST_BE_GREEN for v in get_check(name).judge(evidence, scenario, profile)]
+    return list(dict.fromkeys(f"{v.check} {v.outcome}: {v.reason}" for v in verdicts if not v.outcome.green))
 
 
 def _session(record: RunRecord, evidence: Evidence) -> BaselineSession:
-    found = metrics(evidence, _scenario(evidence))
+    found = metrics(evidence)
     return BaselineSession(
         run=record.id,
         recorded_at=record.started_at,
@@ -117,7 +127,7 @@ def promote(runs: Sequence[str], root: Path, folder: Path, add: bool) -> list[st
     """
     baselines: dict[tuple[str, str, str], Baseline] = {}
     for name in runs:
-        record = read_run(RunStore(root).find(name))
+        record = _finished(RunStore(root).find(name))
         for baseline in _promotable(record):
             key = (baseline.profile, baseline.scenario, baseline.backend)
             path = baseline_path(folder, *key)
@@ -138,13 +148,9 @@ def promote(runs: Sequence[str], root: Path, folder: Path, add: bool) -> list[st
 
 
 def _promotable(record: RunRecord) -> list[Baseline]:
-    if record.status != "finished":
-        raise RecordError(f"run {record.id} is {record.status}: only a finished run can be promoted")
     found = []
     for evidence in record.evidence:
-        judged = [v for v in record.verdicts if v.scenario == evidence.scenario and v.check != "baseline"]
-        bad = [f"{v.check} {v.outcome}: {v.reason}" for v in judged if not v.outcome.green]
-        bad += [f"{check} was not judged" for check in _MUST_BE_GREEN if check not in {v.check for v in judged}]
+        bad = _faults(record, evidence)
         if bad:
             raise RecordError(f"run {record.id}, {evidence.scenario}: not good enough for a baseline: {'; '.join(bad)}")
         baseline = _baseline(record, evidence)
@@ -155,26 +161,37 @@ def _promotable(record: RunRecord) -> list[Baseline]:
     return found
 
 
+def _finished(folder: Path) -> RunRecord:
+    record = read_run(folder)
+    if record.status != "finished":
+        raise RecordError(f"run {record.id} is {record.status}: only a finished run can be promoted or compared")
+    return record
+
+
 def compare_runs(a: str, b: str, root: Path) -> tuple[str, int]:
     """Judge run B against run A, metric by metric; returns the text and the exit code of `core.gate`.
 
     Raises:
-        RecordError: A run cannot be read, or they share no scenario and backend.
+        RecordError: A run cannot be read or was not finished, or the first measured nothing.
     """
-    base, now = (read_run(RunStore(root).find(name)) for name in (a, b))
-    bases = {(e.scenario, e.backend): _baseline(base, e) for e in base.evidence}
+    base, now = (_finished(RunStore(root).find(name)) for name in (a, b))
+    later = {(e.scenario, e.backend): e for e in now.evidence}
     verdicts: list[Verdict] = []
-    for evidence in now.evidence:
-        baseline = bases.get((evidence.scenario, evidence.backend))
-        if baseline is not None:
-            scenario = _scenario(evidence)
-            verdicts += [
-                compare(metric, evidence, scenario, baseline)
-                for metric in metrics(evidence, scenario).values()
-                if metric.kind.compared
-            ]
+    for evidence in base.evidence:
+        found = later.get((evidence.scenario, evidence.backend))
+        scenario, profile = _asked(base, evidence)
+        bad = _faults(base, evidence)
+        baseline = _baseline(base, evidence)
+        for metric in baseline.units:
+            comparison = Comparison(metric=metric, scenario=scenario, profile=profile)
+            if bad:
+                verdicts.append(comparison.impossible(f"run {base.id} is no measure for others: {'; '.join(bad)}"))
+            elif found is None:
+                verdicts.append(comparison.impossible(f"run {now.id} did not measure {evidence.scenario}"))
+            else:
+                verdicts.append(comparison.look(found, baseline))
     if not verdicts:
-        raise RecordError(f"runs {base.id} and {now.id} share no scenario and backend that was measured in both")
+        raise RecordError(f"run {base.id} measured nothing that can be compared")
     decision = decide(verdicts)
     texts = [failure_text(v) for v in verdicts if not v.outcome.green]
     return "\n\n".join([results_table(verdicts), *texts, decision.headline]), decision.exit_code

@@ -12,12 +12,12 @@ from pytest_moegpu.backends.base import Backend, ChatRequest, Health, ServedMode
 from pytest_moegpu.core.evidence import LogFacts, Phase, RequestKind, RequestRecord, StartFailure
 from pytest_moegpu.core.model import LaunchSpec, Limits
 from pytest_moegpu.core.timing import parse_events, record
-from pytest_moegpu.errors import ProgramError, StartError
+from pytest_moegpu.errors import MoegpuError, ProgramError, StartError
 from pytest_moegpu.host.client import StreamClient
 from pytest_moegpu.host.control import Control, listener
 from pytest_moegpu.host.process import ServerProcess, StopReport, tail
 
-__all__ = ["Server", "new_key"]
+__all__ = ["Server", "new_key", "unforeseen"]
 
 _POLL_SECONDS = 0.05
 _NOTICE_SECONDS = 1.0
@@ -31,6 +31,15 @@ def new_key() -> str:
     return secrets.token_urlsafe(24)
 
 
+def unforeseen(error: Exception) -> str:
+    """Name an error that nobody expected: type, words, and where it was raised, for a report to us."""
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    where = f" (at {Path(place.tb_frame.f_code.co_filename).name}:{place.tb_lineno})" if place is not None else ""
+    return f"unforeseen {type(error).__name__}: {error}{where}"
+
+
 class Server:
     """A server process with its client. `start` returns only when it has generated a token."""
 
@@ -42,6 +51,7 @@ class Server:
         self.served = ServedModel()
         self.notes: list[str] = []
         self.load_seconds: float | None = None
+        self.stopped = False
         self.argv = backend.argv(spec)
         self._process: ServerProcess | None = None
         self._seen: set[int] = set()
@@ -89,11 +99,19 @@ class Server:
         except ProgramError as error:
             raise self.failure(Phase.LAUNCH, str(error)) from error
         assert self._process.pid is not None
-        spawned(self._process.pid)
-        self._await_health(began, waiting)
-        self._check_listener()
-        self._check_model()
-        self._first_token()
+        phase = Phase.LOAD
+        try:
+            spawned(self._process.pid)
+            self._await_health(began, waiting)
+            phase = Phase.READY
+            self._check_listener()
+            self._check_model()
+            self._first_token()
+        except MoegpuError:
+            raise
+        except Exception as error:
+            # An engine that answers as none did before is a first cause too, to be told once.
+            raise self.failure(phase, unforeseen(error)) from error
         self.load_seconds = time.monotonic() - began
 
     def _await_health(self, began: float, waiting: Callable[[float], None]) -> None:
@@ -127,7 +145,7 @@ class Server:
 
     def _check_listener(self) -> None:
         """Make sure that the answer came from our process and not from a squatter on the port."""
-        owner = listener(self.spec.port)
+        owner = listener(self.spec.host, self.spec.port)
         if owner is None or self.pid is None:
             self.notes.append("the owner of the port could not be read")
             return
@@ -214,7 +232,12 @@ class Server:
         text = head.decode("utf-8", "replace")
         if len(head) == _LOG_LIMIT:
             text += "\n" + "\n".join(tail(self.log_path, 200))
-        return self.backend.read_log(text)
+        try:
+            return self.backend.read_log(text)
+        except Exception as error:  # noqa: BLE001 - a log nobody foresaw must not hide the failure it is read for
+            if (note := f"the log could not be read: {unforeseen(error)}") not in self.notes:
+                self.notes.append(note)
+            return LogFacts()
 
     def failure(self, phase: Phase, cause: str, *, state: str = "") -> StartError:
         """Build the error of this start from what is known now."""
@@ -232,5 +255,8 @@ class Server:
 
     def stop(self) -> StopReport:
         """End the server and everything it started. Safe to call more than once, and before `start`."""
-        self._control.close()
-        return self._process.stop() if self._process else StopReport(exit_code=None)
+        self.stopped = True
+        try:
+            return self._process.stop() if self._process else StopReport(exit_code=None)
+        finally:
+            self._control.close()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
@@ -12,6 +14,7 @@ from pytest_moegpu.checks.memory import RETURN_SLACK_BYTES
 from pytest_moegpu.core.evidence import (
     Evidence,
     Part,
+    Phase,
     StartEvidence,
     StartFailure,
 )
@@ -20,11 +23,12 @@ from pytest_moegpu.core.model import DeviceKind, KnownAnswer, LaunchSpec, Scenar
 from pytest_moegpu.core.record import RUN_SCHEMA, RunRecord
 from pytest_moegpu.core.units import format_bytes
 from pytest_moegpu.core.verdict import Verdict
+from pytest_moegpu.errors import RecordError, StartError
 from pytest_moegpu.host.control import free_port
 from pytest_moegpu.host.stack import host_facts
-from pytest_moegpu.host.store import Bundle, RunStore, baseline_path
+from pytest_moegpu.host.store import Bundle, RunStore, baseline_path, read_baseline
 from pytest_moegpu.options import Options
-from pytest_moegpu.session.describe import describe
+from pytest_moegpu.session.describe import describe, never_started
 from pytest_moegpu.session.judge import Comparison, finish
 from pytest_moegpu.session.live import Live
 from pytest_moegpu.session.measure import Recorded, StartRun
@@ -49,21 +53,30 @@ class Needs:
 
 
 class Session:
-    """One run. Measures a scenario once, when the first test asks for it, with the parts that all tests need."""
+    """One run. Measures a scenario once, when the first test asks for it, with the parts that all tests need.
+
+    `store_problem` says what of the bundle could not be written first; what was measured is judged all the same.
+
+    Raises:
+        UserError: Something the caller can put right; nothing has been started.
+    """
 
     def __init__(self, options: Options, progress: Progress, target: Target | None = None) -> None:
+        RunStore(options.runs).check()
         self.options = options
         self.progress = progress
         self.target = target or resolve(options, progress)
         progress.done()
         self.started_at = datetime.now(UTC)
         self._bundle: Bundle | None = None
+        self.store_problem = ""
         self.verdicts: list[Verdict] = []
         self._needs: dict[str, Needs] = {}
         self._evidence: dict[str, Evidence] = {}
         self._live = Live(self.target.probe)
         self._starts: Counter[str] = Counter()
         self._unusable = ""
+        self._first_idle: int | None = None
 
     @property
     def measured(self) -> Bundle | None:
@@ -112,6 +125,10 @@ class Session:
     def _measure(self, scenario: Scenario, known: Evidence | None, total: int) -> Evidence:
         self.stop_live()
         evidence = known or describe(self.target, scenario)
+        if evidence.failure is None and not self._has_bundle():
+            evidence = replace(evidence, starts=(*evidence.starts, never_started(self.store_problem)))
+        if evidence.failure is not None:
+            self._evidence[scenario.name] = evidence
         while len(evidence.starts) < total and evidence.failure is None:
             recorded = self._one(scenario, first=not evidence.starts, place=f"{len(evidence.starts) + 1}/{total}")
             evidence = replace(
@@ -119,7 +136,10 @@ class Session:
                 starts=(*evidence.starts, recorded.start),
                 stack=replace(evidence.stack, libraries=recorded.libraries or evidence.stack.libraries),
             )
+            # Kept before anything is written: a full disk must not have it measured again by the next test.
             self._evidence[scenario.name] = evidence
+            with self._writing():
+                self.bundle.write_telemetry(scenario.name, recorded.start.number, recorded.samples)
             self.save("running")
         self.progress.done()
         return evidence
@@ -151,15 +171,32 @@ class Session:
         )
         recorded = run.run()
         self._guard(recorded.start)
-        self.bundle.write_telemetry(scenario.name, number, recorded.samples)
         return recorded
+
+    def _has_bundle(self) -> bool:
+        """Make the bundle if there is none yet; False, with the problem remembered, when it cannot be made."""
+        try:
+            return bool(self.bundle.id)
+        except OSError as error:
+            self.store_problem = self.store_problem or f"the run cannot be kept in {self.options.runs}: {error}"
+            return False
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Remember the first write that failed instead of raising; later writes are still tried."""
+        try:
+            yield
+        except OSError as error:
+            self.store_problem = self.store_problem or f"the run could not be written completely: {error}"
 
     def _guard(self, start: StartEvidence) -> None:
         """Fail closed: after a start that left something behind, nothing more is started on these devices."""
         if start.left_over:
             self._unusable = f"start {start.number} left pids {', '.join(map(str, start.left_over))} behind"
         elif start.idle_bytes is not None and start.after_bytes is not None:
-            rest = start.after_bytes - start.idle_bytes
+            # Against the first idle reading of the run: small remains of each start add up.
+            self._first_idle = start.idle_bytes if self._first_idle is None else self._first_idle
+            rest = start.after_bytes - self._first_idle
             if rest > RETURN_SLACK_BYTES:
                 self._unusable = f"start {start.number} left {format_bytes(rest)} on the device, held by nobody known"
 
@@ -185,11 +222,13 @@ class Session:
         """Return a running server of a scenario for tests that talk to it; one server lives at a time.
 
         Raises:
-            StartError: The device is in use, or the server did not come up.
+            StartError: The device is in use or cannot be read, or the server did not come up.
         """
         running = self._live.of(name)
         if running is None:
             self.stop_live()
+            if not self._has_bundle():
+                raise StartError(StartFailure(phase=Phase.PREFLIGHT, cause=self.store_problem))
             running, _ = self._server(self.target.scenario(name))
             self._live.start(running, name, self._unusable)
         return running
@@ -213,21 +252,26 @@ class Session:
     def compare(self, metric: str, name: str, rerun: str) -> tuple[Verdict, ...]:
         """Compare one metric of a scenario with its baseline, with more starts while that can settle it."""
         options, target = self.options, self.target
+        path = baseline_path(options.baselines, target.profile.name, name, target.backend.name)
         comparison = Comparison(
             metric=metric,
             scenario=target.scenario(name),
             profile=target.profile,
-            path=baseline_path(options.baselines, target.profile.name, name, target.backend.name),
             looks=tuple(sorted({options.starts, options.max_starts})),
             varying=parse_varying(options.varying) if options.varying is not None else None,
         )
-        evidence = self.evidence(name, comparison.guard.needs)
-        verdict = comparison.run(evidence, lambda total: self.more_starts(name, total))
+        evidence = self.evidence(name, comparison.needs)
+        try:
+            baseline = read_baseline(path) if path.exists() else None
+        except RecordError as error:
+            return self._keep((comparison.impossible(str(error)),), rerun)
+        verdict = comparison.run(evidence, baseline, lambda total: self.more_starts(name, total))
         return self._keep((verdict,), rerun)
 
     def _keep(self, verdicts: tuple[Verdict, ...], rerun: str) -> tuple[Verdict, ...]:
         """Complete verdicts with run, log and rerun line, and remember them."""
-        done = tuple(finish(verdict, self.bundle.folder, rerun) for verdict in verdicts)
+        folder = self._bundle.folder if self._bundle is not None else self.options.runs
+        done = tuple(finish(verdict, folder, rerun) for verdict in verdicts)
         self.verdicts.extend(v for v in done if v not in self.verdicts)
         return done
 
@@ -251,29 +295,33 @@ class Session:
         if self._bundle is None:
             return
         over = status != "running"
-        self._bundle.write(
-            RunRecord(
-                schema=RUN_SCHEMA,
-                id=self.bundle.id,
-                status=status,
-                started_at=self.started_at.isoformat(timespec="seconds"),
-                finished_at=datetime.now(UTC).isoformat(timespec="seconds") if over else None,
-                moegpu_version=__version__,
-                profile=self.target.profile.name,
-                command=self.options.command,
-                host=host_facts(),
-                evidence=tuple(self._evidence.values()),
-                verdicts=tuple(self.verdicts),
-            )
+        record = RunRecord(
+            schema=RUN_SCHEMA,
+            id=self._bundle.id,
+            status=status,
+            started_at=self.started_at.isoformat(timespec="seconds"),
+            finished_at=datetime.now(UTC).isoformat(timespec="seconds") if over else None,
+            moegpu_version=__version__,
+            profile=self.target.profile.name,
+            command=self.options.command,
+            host=host_facts(),
+            asked=self.target.profile,
+            scenarios=tuple(self.target.scenario(name) for name in self._evidence),
+            evidence=tuple(self._evidence.values()),
+            verdicts=tuple(self.verdicts),
         )
+        with self._writing():
+            self._bundle.write(record)
 
     def close(self, status: str) -> None:
         """End whatever still runs, write the bundle for the last time, let go of the device."""
         try:
             self.stop_live()
         finally:
-            self.save(status)
-            self.target.probe.close()
+            try:
+                self.save(status)
+            finally:
+                self.target.probe.close()
 
 
 def _holds(evidence: Evidence, parts: frozenset[Part]) -> bool:

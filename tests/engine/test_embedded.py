@@ -51,7 +51,7 @@ def test_the_right_model_is_served_with_the_whole_context(server: Server, facts:
 
 
 def test_our_process_listens_on_loopback_only(server: Server) -> None:
-    owner = listener(server.spec.port)
+    owner = listener(server.spec.host, server.spec.port)
     assert owner is not None
     assert owner.pid == server.pid
     addresses = {c.laddr.ip for c in psutil.Process(owner.pid).net_connections("tcp") if c.status == psutil.CONN_LISTEN}
@@ -172,7 +172,7 @@ def test_stop_leaves_neither_process_nor_listener(build: Builder, model: Path, t
     assert (report.exit_code, report.killed, report.left) == (0, (), ())
     assert not made.alive
     assert [pid for pid in tree if psutil.pid_exists(pid)] == []
-    assert listener(made.spec.port) is None
+    assert listener(made.spec.host, made.spec.port) is None
     assert made.stop() == report
     gone = ask(made, ChatRequest(prompt="Hi", max_tokens=1))
     assert gone.error == "connection refused"

@@ -8,6 +8,7 @@ Run as a script with the standard library only. The variable holds JSON with the
     text             filler instead of plain English
     token_seconds    seconds a token; a list gives each start its own, counted in the file `counter`
     first_seconds    seconds to the first token      wrong_model      name that /props gives
+    props            body of /props instead
     version_fails    --version ends like this: {"code": 1, "lines": [...]}
     exit_at_once     {"code": 1, "lines": [...]}     exit_after       seconds until it exits with code 7
     never_bind       never listens                   never_ready      health stays 503
@@ -149,7 +150,9 @@ class Handler(socketserver.StreamRequestHandler):
         else:
             self._json(404, {"error": {"message": "File Not Found"}})
 
-    def _props(self, fake: Fake) -> dict[str, Any]:
+    def _props(self, fake: Fake) -> Any:
+        if "props" in fake.behaviour:
+            return fake.behaviour["props"]
         return {
             "model_alias": fake.behaviour.get("wrong_model") or fake.args.alias,
             "model_path": fake.args.model,
@@ -189,7 +192,7 @@ class Handler(socketserver.StreamRequestHandler):
             threading.Event().wait()
         words = fake.words(messages, wanted)
         self._event(fake, {"role": "assistant", "content": None})
-        due = time.monotonic() + float(behaviour.get("first_seconds", 0.02))
+        due = time.monotonic() + float(behaviour.get("first_seconds", 0.1))
         for number, word in enumerate(words, 1):
             # Against a schedule, so that a late wake-up does not add up.
             time.sleep(max(0.0, due - time.monotonic()))

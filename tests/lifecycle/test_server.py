@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from pytest_moegpu.backends.base import ChatRequest
+from pytest_moegpu.backends.base import ChatRequest, ServedModel
 from pytest_moegpu.backends.llamacpp import LlamaCpp
 from pytest_moegpu.core.evidence import Phase, RequestKind, StartFailure
 from pytest_moegpu.core.model import DeviceKind, LaunchSpec, Limits, Settings
-from pytest_moegpu.errors import StartError
+from pytest_moegpu.errors import MoegpuError, StartError
 from pytest_moegpu.host.control import free_port
 from pytest_moegpu.host.process import ServerProcess
+from pytest_moegpu.session.chat import ChatClient
 from pytest_moegpu.session.server import Server
 from tests.fakes.llama_server import environment, install
 from tests.fakes.waiting import gone, pids_in, wait_for
@@ -260,3 +261,49 @@ def test_a_log_that_grows_without_end_neither_blocks_nor_hides_the_death(make: M
 
 def test_stop_before_start(make: Make) -> None:
     assert make().stop().exit_code is None
+
+
+def test_props_of_an_unknown_form_say_nothing(make: Make) -> None:
+    server = make(props=["a list"])
+    server.start()
+    assert server.served == ServedModel()
+
+
+def test_an_answer_nobody_foresaw_is_a_first_cause_with_its_phase(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_self: LlamaCpp, _body: object) -> ServedModel:
+        raise AttributeError("'list' object has no attribute 'get'")
+
+    monkeypatch.setattr(LlamaCpp, "read_props", broken)
+    found = failure(make())
+    assert found.phase is Phase.READY
+    assert "unforeseen AttributeError: 'list' object has no attribute 'get' (at test_server.py:" in found.cause
+
+
+def test_a_log_nobody_foresaw_does_not_hide_the_failure(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_self: LlamaCpp, _text: str) -> None:
+        raise ValueError("could not convert string to float")
+
+    monkeypatch.setattr(LlamaCpp, "read_log", broken)
+    server = make(exit_at_once={"code": 1, "lines": ["error: none of ours"]})
+    found = failure(server)
+    assert (found.phase, found.cause) == (Phase.LAUNCH, "the server ended with exit code 1")
+    assert len(server.notes) == 1
+    assert server.notes[0].startswith("the log could not be read: unforeseen ValueError")
+
+
+def test_a_client_of_a_server_that_was_stopped_says_why(make: Make) -> None:
+    server = make()
+    server.start()
+    client = ChatClient(server)
+    assert client("Tell me of the sea.", max_tokens=3).text
+    server.stop()
+    with pytest.raises(MoegpuError, match="no longer running: a measurement or another scenario needed the device"):
+        client("Tell me of the sea.")
+
+
+def test_a_client_of_a_server_that_died_says_how(make: Make) -> None:
+    server = make(exit_after=1.0)
+    server.start()
+    wait_for(lambda: not server.alive, "its death")
+    with pytest.raises(MoegpuError, match=r"no longer running: the server ended with exit code 7 \(log: "):
+        ChatClient(server)("Tell me of the sea.")

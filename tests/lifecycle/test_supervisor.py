@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 
 from pytest_moegpu.errors import ProgramError
+from pytest_moegpu.host import process as process_module
+from pytest_moegpu.host import supervisor
 from pytest_moegpu.host.control import free_port
 from pytest_moegpu.host.process import ServerProcess, tail
 from tests.fakes.llama_server import environment, install
@@ -30,6 +35,38 @@ process = ServerProcess([sys.argv[1], "--port", sys.argv[2]], os.environ, Path(s
 print(process.pid, process.supervisor_pid, flush=True)
 threading.Event().wait()
 """
+
+
+# The supervisor as it is, in a Python, kernel or sandbox that differs by the lines put in.
+CHANGED = """
+import importlib.util, os, signal, sys
+
+def refused(*_):
+    raise OSError({number}, "refused")
+
+{change}
+spec = importlib.util.spec_from_file_location("supervisor", {path!r})
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+{patch}
+sys.exit(module.main())
+"""
+
+
+def changed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *, change: str = "", patch: str = "", number: int = 0
+) -> None:
+    path = folder / "changed_supervisor.py"
+    path.write_text(CHANGED.format(path=str(process_module._SUPERVISOR), change=change, patch=patch, number=number))
+    monkeypatch.setattr(process_module, "_SUPERVISOR", path)
+
+
+def stubborn(folder: Path) -> ServerProcess:
+    """Start a server that ignores TERM, with a worker that has left its session."""
+    process = started(folder, ignore_term=True, setsid_worker=True)
+    wait_for(lambda: "listening" in (folder / "server.log").read_text(), "the server")
+    wait_for(lambda: len(pids_in(folder / "pids")) == 2, "the worker")
+    return process
 
 
 def started(folder: Path, **behaviour: object) -> ServerProcess:
@@ -151,3 +188,87 @@ def test_a_program_that_cannot_be_started(tmp_path: Path, kind: str) -> None:
         ServerProcess([str(program)], os.environ, tmp_path / "server.log", tmp_path)
     assert str(program) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "number"),
+    [
+        ("del os.pidfd_open, signal.pidfd_send_signal", 0),
+        ("os.pidfd_open = refused", errno.ENOSYS),
+        ("os.pidfd_open = refused", errno.EPERM),
+        ("signal.pidfd_send_signal = refused", errno.EPERM),
+    ],
+    ids=["python-without", "kernel-without", "forbidden", "sending-forbidden"],
+)
+def test_without_pid_file_descriptors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str, number: int
+) -> None:
+    changed(tmp_path, monkeypatch, change=change, number=number)
+    process = stubborn(tmp_path)
+    report = process.stop(grace=0.2)
+    pids = pids_in(tmp_path / "pids")
+    assert set(report.killed) == set(pids)
+    assert (report.exit_code, report.left) == (-signal.SIGKILL, ())
+    assert gone(pids)
+
+
+def test_no_descriptor_left_is_no_reason_to_send_no_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The first one, with which it is tried whether they work, is still to be had.
+    fail = "class Once:\n    left = 1\n" + (
+        "real = os.pidfd_open\n"
+        "def once(pid):\n"
+        "    Once.left -= 1\n"
+        "    return real(pid) if Once.left == 0 else refused()\n"
+        "os.pidfd_open = once"
+    )
+    changed(tmp_path, monkeypatch, change=fail, number=errno.EMFILE)
+    report = stubborn(tmp_path).stop(grace=0.2)
+    assert (set(report.killed), report.left) == (set(pids_in(tmp_path / "pids")), ())
+
+
+@pytest.mark.parametrize("pidfd", [True, False])
+def test_who_is_no_descendant_gets_no_signal_and_is_not_called_killed(
+    monkeypatch: pytest.MonkeyPatch, pidfd: bool
+) -> None:
+    with subprocess.Popen(["sleep", "60"]) as stranger:
+        try:
+            tree = supervisor.Tree.__new__(supervisor.Tree)
+            tree.pidfd, tree.code = pidfd, None
+            monkeypatch.setattr(tree, "members", lambda: {stranger.pid})
+            monkeypatch.setattr(supervisor, "descendants", lambda of: set())
+            monkeypatch.setattr(supervisor, "KILL_WAIT_SECONDS", 0.3)
+            assert tree.stop(0.0) == {"code": None, "killed": [], "left": [stranger.pid]}
+            assert stranger.poll() is None
+        finally:
+            stranger.kill()
+
+
+def test_what_the_supervisor_could_not_end_is_found_by_its_mark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patch = "module.Tree._signal = lambda *_: False\nmodule.KILL_WAIT_SECONDS = 0.3"
+    changed(tmp_path, monkeypatch, patch=patch)
+    process = stubborn(tmp_path)
+    pids = pids_in(tmp_path / "pids")
+    report = process.stop(grace=0.1)
+    # The kernel ends the server with its supervisor; the worker is in another session.
+    assert {pid for pid in pids if pid != process.pid} <= set(report.killed) <= set(pids)
+    assert report.left == ()
+    assert gone(pids)
+    assert process.stop() is report
+
+
+def test_an_interrupt_ends_the_grace_and_not_the_waiting(tmp_path: Path) -> None:
+    process = stubborn(tmp_path)
+    pids = pids_in(tmp_path / "pids")
+    timer = threading.Timer(0.5, signal.pthread_kill, (threading.get_ident(), signal.SIGINT))
+    began = time.monotonic()
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        process.stop(grace=60.0)
+    took = time.monotonic() - began
+    timer.join()
+    assert gone([*pids, process.supervisor_pid])
+    assert took < 15
+    report = process.stop()
+    assert (set(report.killed), report.left) == (set(pids), ())

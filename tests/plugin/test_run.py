@@ -21,6 +21,7 @@ def test_a_good_run_and_all_its_reports(project: Project) -> None:
     assert text.count("ready after") == 3, "measured more often than asked"
     assert text.count("context: 4 requests") == 1
     assert "good: 4 NO_BASELINE, 11 PASS" in text
+    assert f"keep it as baseline: moegpu promote .moegpu/runs/{project.store.ids()[-1]}\n" in text
 
     junit = project.junit()
     assert junit.counts == {"tests": 12, "failures": 0, "errors": 0, "skipped": 4}
@@ -77,7 +78,7 @@ def test_a_wrong_answer_fails_and_leaves_speed_without_a_verdict(project: Projec
     assert set(baselines.values()) == {"INCONCLUSIVE"}
     outcomes = result.parseoutcomes()
     assert junit.counts["failures"] == outcomes["failed"]
-    assert junit.counts["skipped"] == outcomes["skipped"]
+    assert junit.counts["skipped"] == outcomes.get("skipped", 0)
     assert junit.counts["tests"] == sum(outcomes.get(word, 0) for word in ("passed", "failed", "skipped"))
     refused = project.moegpu("promote", "latest")
     assert refused.returncode == 2
@@ -95,7 +96,9 @@ def test_gibberish_fails_even_where_the_known_answers_are_right(project: Project
 
 def test_promote_then_compare_and_a_slower_engine_is_regressed(project: Project) -> None:
     args = ("--moegpu-starts=5", "--moegpu-max-starts=5", "--moegpu-level=2", "-k", "output or decode")
-    assert project.measure(*args, token_seconds=TOKEN_SECONDS).ret == 0
+    # All speeds, because a baseline is made only of a run whose every speed is valid.
+    slow = {"token_seconds": TOKEN_SECONDS, "first_seconds": 0.15}  # a busy machine is late by a smaller share of it
+    assert project.measure(*args[:-1], "output or throughput", **slow).ret == 0
     promoted = project.moegpu("promote", "latest")
     assert (promoted.returncode, promoted.stderr) == (0, "")
     assert "5 starts of" in promoted.stdout

@@ -88,7 +88,7 @@ def answers() -> tuple[RequestRecord, ...]:
 
 
 def stream(rate: float = 100.0, **changes: Any) -> RequestRecord:
-    """A throughput request of 101 tokens: TTFT 0.5 s, prefill 2000 tok/s, decode `rate` tok/s."""
+    """A throughput request of 101 tokens, one an event: TTFT 0.5 s, prefill 2000 tok/s, decode `rate` tok/s."""
     record = RequestRecord(
         kind=RequestKind.THROUGHPUT,
         name="throughput",
@@ -102,6 +102,7 @@ def stream(rate: float = 100.0, **changes: Any) -> RequestRecord:
         output_tokens=101,
         wanted_output_tokens=101,
         token_source="usage",
+        gaps=(1 / rate,) * 100,
         text=PROSE,
         finish_reason="length",
         status=200,

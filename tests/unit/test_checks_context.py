@@ -79,11 +79,48 @@ def test_prompt_of_the_wrong_length_is_inconclusive() -> None:
 def test_request_errors_are_memory_or_stability() -> None:
     memory = deep(recall(0.95, error="CUDA error: out of memory", text=""))
     assert (memory.outcome, memory.failed_class) == (Outcome.FAILED, FailedClass.MEMORY)
-    told = deep(recall(0.95, error="stream cut", text=""), log=LogFacts(oom_lines=("failed to allocate",)))
+    cut = recall(0.95, error="stream cut", text="", finished=None)
+    told = deep(cut, log=LogFacts(oom_lines=("failed to allocate",)))
     assert told.failed_class is FailedClass.MEMORY
+    assert deep(cut).failed_class is FailedClass.STABILITY
     other = deep(recall(0.95, error="HTTP 400: too long", text=""))
     assert (other.failed_class, other.reason) == (FailedClass.STABILITY, "1 of 1 requests failed")
     assert ("error", "'HTTP 400: too long'") in other.lines
+
+
+def test_an_out_of_memory_line_does_not_explain_every_failure() -> None:
+    """A server that tried again with less and lived on has such a line in its log."""
+    refused = recall(0.95, error="HTTP 500: bad grammar", text="", status=500)
+    verdict = deep(refused, log=LogFacts(oom_lines=("failed to allocate compute buffers",)))
+    assert (verdict.outcome, verdict.failed_class) == (Outcome.FAILED, FailedClass.STABILITY)
+
+
+def test_a_failed_request_of_a_start_that_ran_out_of_memory_is_a_memory_fault() -> None:
+    failure = StartFailure(phase=Phase.CONTEXT, cause="cudaMalloc failed", out_of_memory=True)
+    found = verdicts(evidence(start(requests=(recall(0.95, error="reset", text=""), stream()), failure=failure)))
+    assert [v.failed_class for v in found] == [FailedClass.MEMORY, FailedClass.MEMORY]
+
+
+def test_a_prompt_longer_than_the_context_accuses_nobody() -> None:
+    error = "HTTP 400: request (2060 tokens) exceeds the available context size"
+    verdict = deep(recall(0.95, error=error, text="", status=400), recall(0.95, 0.1))
+    assert (verdict.outcome, verdict.failed_class) == (Outcome.INCONCLUSIVE, None)
+    assert verdict.reason == "1 of 2 prompts were longer than the context, which is our fault"
+    assert ("error", repr(error)) in verdict.lines
+    wrong = deep(recall(0.95, error=error, text="", status=400), recall(0.95, 0.1, text="owl"))
+    assert (wrong.outcome, wrong.failed_class) == (Outcome.FAILED, FailedClass.CORRECTNESS)
+
+
+def test_a_doubted_speed_at_depth_is_inconclusive() -> None:
+    hot = deep(recall(0.95), short=400.0, event_reasons={"prefill": 0, "decode": 0, "context": 0x40})
+    assert hot.outcome is Outcome.INCONCLUSIVE
+    assert hot.reason == "decode at depth is 20.0 % of short, not judged: start 1: throttled in context: hw_thermal"
+    late = deep(recall(0.95, client_lag=0.03), short=400.0)
+    assert late.outcome is Outcome.INCONCLUSIVE
+    assert late.reason.endswith("not judged: client too slow: lag 30.0 ms, allowed 10.0 ms")
+    # A doubt that only concerns the prompts says nothing about decode, and a speed that is high enough needs none.
+    assert deep(recall(0.95, client_lag=0.009), short=400.0).outcome is Outcome.FAILED
+    assert deep(recall(0.95, client_lag=0.03)).outcome is Outcome.PASS
 
 
 def test_fill_that_was_not_asked_is_an_error() -> None:

@@ -3,10 +3,13 @@ from __future__ import annotations
 from typing import Any
 
 from pytest_moegpu.checks.memory import RETURN_SLACK_BYTES, judge
-from pytest_moegpu.core.evidence import Evidence, Phase, Preflight, StartEvidence, StartFailure
+from pytest_moegpu.checks.throughput import metrics
+from pytest_moegpu.core.evidence import DeviceProcess, Evidence, Phase, Preflight, StartEvidence, StartFailure
 from pytest_moegpu.core.units import GIB, MIB
 from pytest_moegpu.core.verdict import FailedClass, Outcome, Verdict
 from tests.unit.builders import evidence, profile, scenario, start
+
+TENANT = DeviceProcess(pid=7, device=0, name="game", used_bytes=3 * GIB)
 
 
 def both(*starts: StartEvidence, run: Evidence | None = None, **limits: Any) -> tuple[Verdict, Verdict]:
@@ -34,7 +37,48 @@ def test_without_a_budget_the_device_less_its_reserve_is_one() -> None:
     assert both()[0].outcome is Outcome.PASS
     peak, _ = both(memory_reserve_bytes=4 * GIB)
     assert peak.outcome is Outcome.FAILED
-    assert peak.limit == 20 * GIB - 10 * MIB
+    # Free and in use when idle, 23 GiB + 10 MiB, less the reserve and what is in use; nobody gets the whole 24 GiB.
+    assert peak.limit == 19 * GIB
+    assert peak.reason.endswith("over the device's usable 23.01 GiB less 4.00 GiB reserve and 10 MiB idle")
+    unknown = evidence(preflight=Preflight(idle_bytes=10 * MIB, total_bytes=24 * GIB))
+    assert both(run=unknown, memory_reserve_bytes=4 * GIB)[0].limit == 20 * GIB - 10 * MIB
+
+
+def test_a_stranger_on_the_device_makes_both_inconclusive() -> None:
+    peaks = {"load": 20 * GIB, "decode": 24 * GIB}
+    peak, idle = both(
+        start(1), start(2, foreign=(TENANT,), peaks=peaks, after_bytes=3 * GIB), memory_budget_bytes=22 * GIB
+    )
+    assert (peak.outcome, peak.failed_class) == (Outcome.INCONCLUSIVE, None)
+    assert (idle.outcome, idle.failed_class) == (Outcome.INCONCLUSIVE, None)
+    assert peak.reason == idle.reason == "start 2: GPU shared with game (pid 7, 3.00 GiB)"
+    alone, kept = both(start(1, foreign=(TENANT,), peaks=peaks, after_bytes=3 * GIB), memory_budget_bytes=22 * GIB)
+    assert (alone.outcome, kept.outcome) == (Outcome.INCONCLUSIVE, Outcome.INCONCLUSIVE)
+
+
+def test_a_stranger_excuses_neither_another_start_nor_our_own_processes() -> None:
+    over, left = both(
+        start(1, peaks={"decode": 23 * GIB}),
+        start(2, foreign=(TENANT,), peaks={"decode": 24 * GIB}, left_over=(71,)),
+        memory_budget_bytes=22 * GIB,
+    )
+    assert (over.outcome, over.value) == (Outcome.FAILED, 23 * GIB - 10 * MIB)
+    assert (left.outcome, left.reason) == (Outcome.FAILED, "start 2: processes left over: pid 71")
+
+
+def test_readings_of_loading_alone_are_no_peak() -> None:
+    loading = {"load": 20 * GIB, "output": 20 * GIB, "stop": 20 * GIB}
+    peak, _ = both(start(1), start(2, peaks=loading), memory_budget_bytes=22 * GIB)
+    assert peak.outcome is Outcome.INCONCLUSIVE
+    assert peak.reason == "start 2: memory was read in neither prefill nor decode"
+    assert both(start(1, peaks={"load": 20 * GIB, "prefill": 20 * GIB}))[0].outcome is Outcome.PASS
+
+
+def test_the_compared_peak_is_that_of_phases_every_start_goes_through() -> None:
+    peaks = {"load": 20 * GIB, "decode": 21 * GIB, "context": 22 * GIB, "stop": 23 * GIB}
+    run = evidence(start(1, peaks=peaks))
+    assert metrics(run)["peak_memory"].values == (21 * GIB - 10 * MIB,)
+    assert both(run=run)[0].value == 23 * GIB - 10 * MIB
 
 
 def test_few_or_no_readings_are_inconclusive() -> None:

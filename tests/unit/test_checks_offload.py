@@ -55,6 +55,36 @@ def test_log_that_the_device_contradicts_fails() -> None:
     assert "all weights are in host memory" in nowhere.reason
 
 
+HALF = replace(GPU_LOG, model_bytes={"CUDA0": 11 * GIB, "CPU_Mapped": 9 * GIB})
+
+
+@pytest.mark.parametrize("layers", [None, 999])
+def test_experts_left_on_the_cpu_fail_though_all_layers_are_offloaded(layers: int | None) -> None:
+    verdict = on_gpu(GPU_LOG, HALF, layers=layers)
+    assert (verdict.outcome, verdict.failed_class) == (Outcome.FAILED, FailedClass.ENVIRONMENT)
+    assert verdict.reason == (
+        "start 2: 41/41 layers on GPU, but 9.00 GiB of 20.00 GiB of weights are in host memory, "
+        "as when experts stay there"
+    )
+
+
+@pytest.mark.parametrize("flag", ["-ot", "--override-tensor", "--n-cpu-moe", "-ncmoe", "--cpu-moe", "--n-cpu-moe=20"])
+def test_experts_left_on_purpose_are_a_finding(flag: str) -> None:
+    settings = Settings(context=2048, extra_flags=(flag, "20"))
+    (verdict,) = judge(evidence(start(log=HALF)), scenario(settings=settings), profile())
+    assert verdict.outcome is Outcome.PASS
+    assert verdict.findings == (
+        "start 1: 9.00 GiB of 20.00 GiB of weights are in host memory, as when experts stay there: a flag asks for it",
+    )
+
+
+def test_an_embedding_in_host_memory_is_no_matter() -> None:
+    """SmolLM2-135M with all its layers on an H200; and layers that were never asked for."""
+    tied = LogFacts(offloaded_layers=31, total_layers=31, model_bytes={"CPU_Mapped": 30083645, "CUDA0": 96647250})
+    assert on_gpu(tied).outcome is Outcome.PASS
+    assert on_gpu(replace(HALF, offloaded_layers=20), layers=20).outcome is Outcome.PASS
+
+
 def test_unread_device_is_said() -> None:
     (verdict,) = judge(evidence(start(peaks={})), scenario(), profile())
     assert verdict.outcome is Outcome.PASS

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pytest_moegpu.checks.output import judge, judge_asked
 from pytest_moegpu.core.evidence import Phase, RequestRecord, StartFailure
 from pytest_moegpu.core.verdict import FailedClass, Outcome, Verdict
-from tests.unit.builders import answers, evidence, profile, scenario, start, stream
+from tests.unit.builders import PROSE, answers, evidence, profile, scenario, start, stream
 
 
 def both(*starts: tuple[RequestRecord, ...]) -> tuple[Verdict, Verdict]:
@@ -137,10 +137,55 @@ def test_uncalibrated_answers_all_right_pass() -> None:
     assert (known.outcome, known.reason) == (Outcome.PASS, "4 of 4 right")
 
 
-def test_one_calibrated_question_makes_a_miss_count() -> None:
-    first, *others = uncalibrated(3)
-    known, _ = both((replace(first, margin=2.0), *others))
-    assert known.outcome is Outcome.FAILED
+def test_questions_of_ones_own_beside_calibrated_ones_are_a_note() -> None:
+    known, form = both((*answers(), *uncalibrated(1, of=2)))
+    assert (known.outcome, known.reason) == (Outcome.PASS, "3 of 3 right")
+    assert known.findings == (
+        "note: start 1: 'What is the capital of France? (1)' is not calibrated and not judged here: "
+        "got 'It is Lyon, said she.'",
+    )
+    assert form.outcome is Outcome.PASS
+    failed = replace(uncalibrated(1, of=1)[0], text="", error="HTTP 400: too long")
+    assert both((*answers(), failed))[0].findings[0].endswith("not judged here: error 'HTTP 400: too long'")
+
+
+def test_a_calibrated_miss_counts_beside_questions_of_ones_own() -> None:
+    first, *others = answers()
+    known, _ = both((replace(first, text="It is Lyon."), *others, *uncalibrated(4)))
+    assert (known.outcome, known.failed_class) == (Outcome.FAILED, FailedClass.CORRECTNESS)
+    assert known.reason == "2 of 3 right"
+
+
+def test_half_is_counted_over_the_answered_ones() -> None:
+    """Two right, one wrong, two without an answer: the failed requests are the fault, not the text."""
+    lost = tuple(
+        replace(r, name="lost", prompt=f"lost {r.name}", text="", error="HTTP 500") for r in uncalibrated(2, 2)
+    )
+    known, _ = both((*uncalibrated(2, of=3), *lost))
+    assert (known.outcome, known.failed_class) == (Outcome.FAILED, FailedClass.STABILITY)
+    assert known.reason == "2 of 5 right, 2 requests failed"
+    # One right of two answered is half, though it is a third of three asked.
+    known, _ = both((*uncalibrated(1, of=2), lost[0]))
+    assert known.failed_class is FailedClass.STABILITY
+
+
+def test_errors_that_outnumber_the_wrong_answers_are_a_stability_fault() -> None:
+    first, second, third = answers()
+    wrong, lost = replace(first, text="It is Lyon."), replace(third, text="", error="HTTP 500")
+    known, _ = both((wrong, replace(second, text="", error="HTTP 500"), lost))
+    assert (known.failed_class, known.reason) == (FailedClass.STABILITY, "0 of 3 right, 2 requests failed")
+    known, _ = both((wrong, second, lost))
+    assert known.failed_class is FailedClass.CORRECTNESS
+
+
+def test_a_text_kept_from_ending_may_trail_off() -> None:
+    for tail in ("!" * 60, "\n" * 60, "so it was. " * 30):
+        _, form = both((*answers(), stream(text=PROSE + tail)))
+        assert form.outcome is Outcome.PASS, tail
+        _, form = both((*answers(), stream(text=PROSE + tail, wanted_output_tokens=None)))
+        assert form.outcome is Outcome.FAILED, tail
+    for text in ("Once upon" + "!" * 60, PROSE + "!" * 60 + " and then they all went home again, said he"):
+        assert both((*answers(), stream(text=text)))[1].outcome is Outcome.FAILED, text
 
 
 def test_half_is_counted_over_all_starts() -> None:

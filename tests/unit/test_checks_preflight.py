@@ -7,7 +7,7 @@ import pytest
 from pytest_moegpu.checks import CHECKS, get_check
 from pytest_moegpu.checks.preflight import judge
 from pytest_moegpu.core.evidence import DeviceProcess, Evidence, Phase, Preflight, StartFailure
-from pytest_moegpu.core.model import Stack
+from pytest_moegpu.core.model import DeviceKind, Stack
 from pytest_moegpu.core.units import GIB, MIB
 from pytest_moegpu.core.verdict import FailedClass, Outcome, Verdict
 from pytest_moegpu.errors import UserError
@@ -49,6 +49,27 @@ def test_too_little_free_memory_fails() -> None:
 
 def test_missing_idle_reading_is_inconclusive() -> None:
     assert one(evidence(preflight=Preflight())).outcome is Outcome.INCONCLUSIVE
+
+
+def test_unknown_processes_are_inconclusive() -> None:
+    note = "processes on the device are not known: no permission"
+    verdict = one(evidence(preflight=Preflight(idle_bytes=10 * MIB, free_bytes=23 * GIB, notes=(note,))))
+    assert (verdict.outcome, verdict.reason) == (Outcome.INCONCLUSIVE, note)
+
+
+def test_memory_that_nobody_listed_holds_is_inconclusive() -> None:
+    verdict = one(evidence(preflight=Preflight(idle_bytes=2 * GIB, free_bytes=22 * GIB)))
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert verdict.reason == "2.00 GiB in use before the start, and no process is listed that holds it"
+    assert one(evidence(preflight=Preflight(idle_bytes=1536 * MIB, free_bytes=22 * GIB))).outcome is Outcome.PASS
+
+
+def test_a_processor_is_right_and_never_called_idle() -> None:
+    run = evidence(
+        gpus=(gpu(name="x86_64", kind=DeviceKind.CPU),), preflight=Preflight(idle_bytes=3 * GIB, free_bytes=GIB)
+    )
+    (verdict,) = judge(run, scenario(), profile(DeviceKind.CPU))
+    assert (verdict.outcome, verdict.reason) == (Outcome.PASS, "the right processor")
 
 
 def test_unknown_facts_are_findings() -> None:

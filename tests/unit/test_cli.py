@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from pytest_moegpu.cli import VERBS, main
 from pytest_moegpu.core.evidence import Phase
 from pytest_moegpu.core.verdict import Outcome, Verdict
 from pytest_moegpu.host.store import Bundle, write_baseline
-from tests.unit.builders import baseline, evidence, run_record, start, stream
+from tests.unit.builders import answers, baseline, evidence, profile, run_record, scenario, start, stream
 
 
 def moegpu(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -87,8 +88,9 @@ def test_show_promote_and_compare(tmp_path: Path, capsys: pytest.CaptureFixture[
     )
     for name, share in (("20261130-1", 1.0), ("20261130-2", 0.8)):
         rates = (99.0, 100.0, 100.5, 101.0, 100.2)
-        starts = (start(i, requests=(stream(rate * share),)) for i, rate in enumerate(rates, 1))
-        Bundle(tmp_path / "runs" / name).write(run_record(evidence(*starts), id=name, verdicts=green))
+        starts = (start(i, requests=(*answers(), *(stream(rate * share),) * 3)) for i, rate in enumerate(rates, 1))
+        record = run_record(evidence(*starts), id=name, verdicts=green, asked=profile(), scenarios=(scenario(),))
+        Bundle(tmp_path / "runs" / name).write(record)
     runs = ("--runs", str(tmp_path / "runs"))
     assert main(["show", *runs]) == 0
     assert "20261130-2" in capsys.readouterr().out
@@ -104,3 +106,58 @@ def test_show_promote_and_compare(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_doctor_of_an_unknown_profile(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "rtx309"]) == 2
     assert "did you mean 'rtx3090'?" in capsys.readouterr().err
+
+
+def kept(folder: Path, *findings: str) -> None:
+    """Keep a run with a verdict whose text is not ASCII."""
+    verdict = Verdict(
+        outcome=Outcome.FAILED,
+        check="output",
+        scenario="balanced-6k",
+        subject="known answers",
+        phase=Phase.OUTPUT,
+        reason="Größe 茶",
+        lines=(("changed", "driver 570 → 580"),),
+        findings=findings,
+    )
+    Bundle(folder / ".moegpu/runs/20261130-1").write(run_record(evidence(), id="20261130-1", verdicts=(verdict,)))
+
+
+def test_a_terminal_of_plain_ascii(tmp_path: Path) -> None:
+    kept(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest_moegpu.cli", "show"],
+        cwd=tmp_path,
+        env=os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"driver 570 ? 580" in done.stdout
+
+
+def test_a_reader_that_leaves(tmp_path: Path) -> None:
+    kept(tmp_path, *(f"finding {n} " + "x" * 200 for n in range(5000)))
+    with subprocess.Popen(
+        [sys.executable, "-m", "pytest_moegpu.cli", "show"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as show:
+        assert show.stdout is not None
+        assert show.stderr is not None
+        assert show.stdout.readline().startswith(b"run ")
+        show.stdout.close()
+        assert show.stderr.read() == b""
+        assert show.wait(60) == 2
+
+
+def test_a_folder_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*_: object) -> list[str]:
+        raise PermissionError(13, "Permission denied", "/srv/baselines")
+
+    monkeypatch.setattr("pytest_moegpu.session.records.promote", refused)
+    assert main(["promote", "latest"]) == 2
+    assert capsys.readouterr() == ("", "moegpu promote: [Errno 13] Permission denied: '/srv/baselines'\n")

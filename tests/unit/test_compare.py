@@ -67,19 +67,19 @@ def test_a_clear_loss_is_regressed_with_all_its_numbers() -> None:
     assert got.allowed == -0.05
     assert got.smallest_loss == 0.02
     assert line(got, "starts") == (
-        "95.7 96.0 96.1 96.3 96.8 tok/s; baseline 7 starts, CV 0.5 %; smallest loss this run could see: 2.0 %"
+        "95.7 96.0 96.1 96.3 96.8 tok/s; baseline 7 starts, CV 0.5 %; smallest loss this run could see: about 2.0 %"
     )
     assert line(got, "changed") == "driver 570 → 580, CUDA driver 12.8 → 13.0, library cudart 12 → 13"
     assert line(got, "same") == "GPU, model, settings, prompts, engine, engine version"
-    assert line(got, "note") == "baseline holds 1 session: its session-to-session spread is not known"
+    assert line(got, "note") == "baseline holds 1 session: the spread between sessions is not part of the 1 % level"
     assert got.reason.startswith("a loss of 16.7 % is significant (p = 0.0013")
     assert not wants_more_starts(got)
 
 
-def test_several_sessions_need_no_note() -> None:
+def test_several_sessions_are_pooled_and_that_is_said() -> None:
     two = replace(baseline(), sessions=baseline().sessions * 2)
     got = compare(Metric(name="decode", values=BASE), EVIDENCE, SCENARIO, two)
-    assert "note" not in dict(got.lines)
+    assert line(got, "note").startswith("baseline holds 2 sessions, pooled: the spread between sessions")
     assert len(got.baseline_values) == 14
 
 

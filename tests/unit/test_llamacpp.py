@@ -134,6 +134,17 @@ def test_props() -> None:
     assert RECIPE.read_props({"default_generation_settings": None}) == ServedModel()
 
 
+@pytest.mark.parametrize("body", [[], [{"model_alias": "smol"}], "text", 5, None, True])
+def test_props_that_are_no_object_say_nothing(body: object) -> None:
+    assert RECIPE.read_props(body) == ServedModel()
+
+
+def test_props_of_other_types_say_nothing() -> None:
+    body = {"model_alias": ["a"], "model_path": 5, "total_slots": True, "default_generation_settings": [{"n_ctx": 1}]}
+    assert RECIPE.read_props(body) == ServedModel()
+    assert RECIPE.read_props({"model_alias": "a", "total_slots": "2"}) == ServedModel(name="a")
+
+
 def test_metrics() -> None:
     text = (
         "# HELP llamacpp:prompt_tokens_total Number of prompt tokens processed.\n"
@@ -223,3 +234,10 @@ class TestEvent:
     def test_what_is_no_chunk_is_a_value_error(self, data: str) -> None:
         with pytest.raises(ValueError, match=r"\S"):
             RECIPE.read_event(data)
+
+    @pytest.mark.parametrize(
+        "chunk", [{"choices": {"a": 1}}, {"choices": ["a"]}, {"choices": [{"delta": ["a"]}]}, {"usage": [1]}]
+    )
+    def test_a_chunk_of_another_form_is_a_value_error(self, chunk: dict[str, Any]) -> None:
+        with pytest.raises(ValueError, match="not a chunk of a known form"):
+            event(**chunk)

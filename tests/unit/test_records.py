@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 
-from pytest_moegpu.core.evidence import Evidence, Phase, StartEvidence
+from pytest_moegpu.core.evidence import Evidence, LogFacts, Phase, StartEvidence
 from pytest_moegpu.core.model import Stack
 from pytest_moegpu.core.record import RunRecord
 from pytest_moegpu.core.verdict import Outcome, Verdict
 from pytest_moegpu.errors import RecordError
 from pytest_moegpu.host.store import Bundle, read_baseline, write_baseline
 from pytest_moegpu.session.records import check_baselines, compare_runs, promote, show
-from tests.unit.builders import baseline, evidence, run_record, start, stream
+from tests.unit.builders import answers, baseline, evidence, profile, run_record, scenario, start, stream
 
 STEADY = (99.0, 100.0, 100.5, 101.0, 100.2)
 PLACE = Path("rtx3090/balanced-6k/llamacpp.json")
 
 
 def starts(rates: tuple[float, ...]) -> tuple[StartEvidence, ...]:
-    return tuple(start(i, requests=(stream(rate),)) for i, rate in enumerate(rates, 1))
+    return tuple(start(i, requests=(*answers(), *(stream(rate),) * 3)) for i, rate in enumerate(rates, 1))
 
 
 def measured(rates: tuple[float, ...] = STEADY, **changes: Any) -> Evidence:
@@ -46,7 +46,9 @@ class Folders:
         self.runs, self.baselines = root / "runs", root / "baselines"
 
     def save(self, name: str, *found: Evidence, **changes: Any) -> RunRecord:
-        record = run_record(*found, **{"id": name, "verdicts": GREEN} | changes)
+        kept: dict[str, Any] = {"id": name, "verdicts": GREEN, "asked": profile(), "scenarios": (scenario(),)}
+        kept |= changes
+        record = run_record(*found, **kept)
         Bundle(self.runs / name).write(record)
         return record
 
@@ -118,11 +120,28 @@ class TestPromote:
             f"run run-a, balanced-6k: not good enough for a baseline: {check} {outcome}: 5 of 6 right"
         )
 
-    @pytest.mark.parametrize("missing", ["output", "throughput"])
-    def test_speeds_whose_text_or_validity_nobody_judged_are_refused(self, folders: Folders, missing: str) -> None:
-        folders.save("run-a", measured(), verdicts=tuple(v for v in GREEN if v.check != missing))
-        with pytest.raises(RecordError, match=rf"not good enough for a baseline: {missing} was not judged$"):
+    @pytest.mark.parametrize(
+        ("changes", "says"),
+        [
+            ({"requests": (*answers(), stream(text="!" * 300))}, "output FAILED: broken text"),
+            ({"event_reasons": {"prefill": 0x40, "decode": 0x40}}, "throttled in prefill: hw_thermal"),
+            ({"peaks": {"load": 2**34}}, "memory INCONCLUSIVE"),
+        ],
+    )
+    def test_every_start_is_judged_again_whatever_the_run_said(
+        self, folders: Folders, changes: dict[str, Any], says: str
+    ) -> None:
+        good = starts(STEADY[:4])
+        folders.save("run-a", evidence(*good, start(5, **changes)))
+        with pytest.raises(RecordError, match="not good enough for a baseline") as caught:
             folders.promote("run-a")
+        assert says in str(caught.value)
+
+    def test_a_run_of_before_scenarios_were_kept_is_refused(self, folders: Folders) -> None:
+        folders.save("run-a", measured(), scenarios=())
+        with pytest.raises(RecordError, match="does not hold balanced-6k as it was asked"):
+            folders.promote("run-a")
+        assert "balanced-6k decode" in show("run-a", folders.runs)
 
     def test_verdicts_of_another_scenario_do_not_count(self, folders: Folders) -> None:
         bad = replace(verdict(Outcome.FAILED), scenario="long-8k")
@@ -156,11 +175,9 @@ class TestPromote:
             folders.promote("run-a", "run-b")
 
     def test_nothing_measured_is_refused(self, folders: Folders) -> None:
-        folders.save("run-a", evidence(start(requests=(), peaks={}, load_seconds=None)))
-        folders.save("run-b")
-        for name in ("run-a", "run-b"):
-            with pytest.raises(RecordError, match=f"run {name} measured nothing that can be compared"):
-                folders.promote(name)
+        folders.save("run-a")
+        with pytest.raises(RecordError, match="run run-a measured nothing that can be compared"):
+            folders.promote("run-a")
 
     def test_one_bad_run_of_several_leaves_everything_as_it_was(self, folders: Folders) -> None:
         folders.save("run-a", measured())
@@ -194,14 +211,54 @@ class TestCompare:
         assert "NOT_COMPARABLE" in text
         assert "absent → x" in text
 
-    def test_runs_that_share_nothing_are_refused(self, folders: Folders) -> None:
-        with pytest.raises(RecordError, match="runs run-a and run-b share no scenario and backend"):
-            self.judge(folders, STEADY, scenario="long-8k")
+    def test_what_the_second_run_lacks_is_an_error_and_not_left_out(self, folders: Folders) -> None:
+        text, code = self.judge(folders, STEADY, scenario="long-8k")
+        assert code == 2
+        assert text.count("run run-b did not measure balanced-6k") >= 4
 
     def test_a_run_without_evidence_is_refused(self, folders: Folders) -> None:
         folders.save("run-a")
-        with pytest.raises(RecordError, match="share no scenario"):
+        with pytest.raises(RecordError, match="run run-a measured nothing that can be compared"):
             compare_runs("run-a", "run-a", folders.runs)
+
+    def test_an_unfinished_run_is_refused(self, folders: Folders) -> None:
+        folders.save("run-a", measured())
+        folders.save("run-b", measured(), status="interrupted")
+        with pytest.raises(RecordError, match="run run-b is interrupted"):
+            compare_runs("run-a", "run-b", folders.runs)
+
+    @pytest.mark.parametrize(
+        ("changes", "outcome"),
+        [
+            ({"requests": (*answers(), *(stream(text="!" * 300),) * 3)}, "INCONCLUSIVE"),
+            (
+                {"requests": (*answers(), *(stream(error="HTTP 500", output_tokens=None, first_token=None),) * 3)},
+                "INCONC",
+            ),
+            ({"event_reasons": {"prefill": 0x40, "decode": 0x40}}, "INCONCLUSIVE"),
+            ({"log": LogFacts(offloaded_layers=0, total_layers=41)}, "NOT_COMPARABLE"),
+        ],
+    )
+    def test_a_speed_that_may_not_be_believed_has_no_verdict(
+        self, folders: Folders, changes: dict[str, Any], outcome: str
+    ) -> None:
+        folders.save("run-a", measured())
+        slow = tuple(replace(s, **changes) for s in starts(tuple(rate * 0.7 for rate in STEADY)))
+        folders.save("run-b", evidence(*slow))
+        text, code = compare_runs("run-a", "run-b", folders.runs)
+        assert code == 2
+        assert outcome in text
+        assert "REGRESSED" not in text
+        assert " PASS" not in text.partition("decode")[2].partition("\n")[0]
+
+    def test_a_first_run_that_was_bad_is_no_measure(self, folders: Folders) -> None:
+        bad = tuple(replace(s, event_reasons={"prefill": 0x40, "decode": 0x40}) for s in starts(STEADY))
+        folders.save("run-a", evidence(*bad))
+        folders.save("run-b", measured())
+        text, code = compare_runs("run-a", "run-b", folders.runs)
+        assert code == 2
+        assert "run run-a is no measure for others: throughput INCONCLUSIVE: " in text
+        assert "throttled in prefill: hw_thermal" in text
 
 
 class TestShow:

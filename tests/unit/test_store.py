@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
@@ -14,7 +15,7 @@ from pytest_moegpu.core.baseline import Baseline
 from pytest_moegpu.core.evidence import Phase, Sample, StartFailure
 from pytest_moegpu.core.record import RunRecord
 from pytest_moegpu.core.verdict import FailedClass, Outcome, Verdict
-from pytest_moegpu.errors import RecordError
+from pytest_moegpu.errors import RecordError, UserError
 from pytest_moegpu.host.store import Bundle, RunStore, baseline_path, read_baseline, read_run, write_baseline
 from tests.unit.builders import baseline, evidence, run_record, start, stream
 
@@ -176,6 +177,47 @@ class TestRunStore:
         (tmp_path / "notes.txt").touch()
         assert store.ids() == ("20261129-1", "20261130-2")
         assert RunStore(tmp_path / "none").ids() == ()
+
+    def test_runs_of_one_second_are_in_the_order_they_were_written(self, tmp_path: Path) -> None:
+        names = ("20261130-100000-h200-ffff", "20261130-100000-h200-0000", "20261130-100000-a-8888")
+        store = self.store(tmp_path, "20261130-100001-h200-0000", *names)
+        for number, name in enumerate(names):
+            os.utime(tmp_path / name / "run.json", ns=(number, 10**18 + number))
+        # The second of the id goes first, however late an older run was copied here.
+        os.utime(tmp_path / "20261130-100001-h200-0000/run.json", ns=(0, 0))
+        assert store.ids() == (*names, "20261130-100001-h200-0000")
+        assert store.find("latest").name == "20261130-100001-h200-0000"
+
+    def test_two_quick_runs(self, tmp_path: Path) -> None:
+        store = RunStore(tmp_path)
+        for number in range(8):
+            bundle = store.create("h200", NOW)
+            bundle.write(run_record(evidence(), id=bundle.id))
+            os.utime(bundle.folder / "run.json", ns=(0, 10**18 + number))
+            assert store.find("latest") == bundle.folder
+
+    def test_check_leaves_no_trace(self, tmp_path: Path) -> None:
+        RunStore(tmp_path / "deep" / "runs").check()
+        assert not list(tmp_path.iterdir())
+
+    @pytest.mark.parametrize("below", [".", "runs", "deep/runs"])
+    def test_check_names_a_file_in_the_way(self, tmp_path: Path, below: str) -> None:
+        (tmp_path / "file").write_text("")
+        with pytest.raises(UserError, match=r"^--moegpu-runs: no run can be kept in .*file.* is not a folder$"):
+            RunStore(tmp_path / "file" / below).check()
+
+    def test_check_names_a_link_to_nowhere(self, tmp_path: Path) -> None:
+        (tmp_path / "runs").symlink_to(tmp_path / "gone")
+        with pytest.raises(UserError, match="is not a folder"):
+            RunStore(tmp_path / "runs").check()
+
+    def test_check_names_a_folder_that_may_not_be_written(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # Root may write everywhere, so the answer of the system is given here.
+        monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
+        with pytest.raises(UserError, match=rf"{tmp_path} may not be written$"):
+            RunStore(tmp_path / "deep" / "runs").check()
 
     def test_find_by_id_start_latest_and_path(self, tmp_path: Path) -> None:
         store = self.store(tmp_path, "20261129-100000-a", "20261130-100000-b")

@@ -23,12 +23,14 @@ BAD = [
     ("one-character-run", "G" * 64, "Explain gravity."),
     ("one-character-run", "!" * 31, "What is 6 times 7?"),
     ("one-character-run", "-" * 64, "Name a river."),
-    ("one-character-run", "🌱🌱" + "🌮" * 14, "Name a river."),
     ("one-character-run", "The capital of France is Par" + "!" * 40, "What is the capital of France?"),
     ("one-character-run", "The letter lay on the table and nobody" + "_" * 90, "Write a story."),
     ("one-character-run", 'The house {"a": [' + "[" * 50, "Users as JSON."),
     ("one-character-run", "It was late." + "\n" * 30 + "x", "Write a story."),
     ("one-character-run", "好" * 40, "请介绍一下茶。"),
+    ("one-character-run", "The answer is " + "0" * 60, "What is 6 times 7?"),
+    ("one-character-run", "The capital of France is Par" + "A" * 60, "What is the capital of France?"),
+    ("one-character-run", "<think>\n\n</think>\n\n" + "!" * 60, "What is 6 times 7?"),
     ("periodic-tail", "Sure! " + "and the " * 30, "Write a story."),
     ("periodic-tail", "wait, they said yes. " * 12, "Who wrote Faust?"),
     ("periodic-tail", "A horse ran. " + "No one saw the old man. " * 10, "Write a story, 5 lines."),
@@ -36,7 +38,8 @@ BAD = [
     ("periodic-tail", "| a | b |\n|---|---|\n| 1 | 2 |\n" + "| " * 150, "Make a table."),
     ("byte-noise", "Gr\ufffd\ufffdity p\ufffdlls ob\x84e\ufffdts to\ufffdard each other.", "Explain gravity."),
     ("byte-noise", "茶是\ue000世界\U0010dda6上最\ufffd\ufffd古老的饮料", "请介绍一下茶。"),
-    ("script-salad", SALAD, "Explain gravity."),
+    ("script-salad", SALAD + "\n" + SALAD, "Explain gravity."),
+    ("script-salad", " ".join([SALAD, SALAD[::-1]] * 2), "Explain gravity."),
     ("special-tokens", "<pad>" * 20, "Explain gravity."),
     ("special-tokens", "<|endoftext|>Hello<|im_start|>", "Explain gravity."),
     ("special-tokens", "The answer is" + "</think>" * 6, "Explain gravity."),
@@ -85,10 +88,34 @@ GOOD = [
     (r"^[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,}$", "A regex for e-mail."),
     ("-12.5, 3.25, 0.0, 17.75, -8.5, 2.125, 99.0, -1.5, 42.0, 7.25", "Ten numbers."),
     ("The stream was cut in the middle of 茶\ufffd", "Explain tea."),
+    ("<think>\n\n</think>\n\nParis.", "What is the capital of France?"),
+    ("<s>old</s> <s>older</s> <s>oldest</s>", "Strike out three words in HTML."),
     ("Use <s>old</s> for text that is struck out.", "Which HTML tag?"),
     ("Each turn starts with <|im_start|> and ends with <|im_end|>.", "What are <|im_start|> and <|im_end|>?"),
     ("I can't help with that, but I can suggest something else.", "Write an insult."),
 ]
+
+
+SUSPECT = [
+    ("one-character-run", "🌱🌱" + "🌮" * 14, "Name a river."),
+    ("one-character-run", "Hooray! " + "🎉" * 60, "Cheer."),
+    ("one-character-run", "A googol is 1" + "0" * 100, "What is a googol?"),
+    ("one-character-run", "It is 0." + "0" * 40 + "1 metres.", "How small is it?"),
+    ("one-character-run", "One third is 0." + "3" * 50, "What is 1/3?"),
+    ("one-character-run", "000000" + "0" * 40 + "a3f09b1c", "The hash of a block?"),
+    ("one-character-run", "0x" + "0" * 62, "Print a null word."),
+    ("one-character-run", "The bytes: gAAAABl0Zm9vYmFyQmF6" + "A" * 60 + "==", "Encode these bytes."),
+    ("periodic-tail", "0,0,0,0,0,0\n" * 20, "The matrix as CSV."),
+    ("periodic-tail", "The wheels turn.\n" + "Round and round they go,\nall through the town.\n" * 5, "A song."),
+    ("script-salad", SALAD, "Explain gravity."),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "prompt"), SUSPECT)
+def test_suspect_at_most(name: str, text: str, prompt: str) -> None:
+    findings = examine(text, prompt, "stop")
+    assert findings[0].name == name
+    assert verdict(findings) is TextVerdict.SUSPECT
 
 
 @pytest.mark.parametrize(("name", "text", "prompt"), BAD)
@@ -117,6 +144,22 @@ def test_position_is_where_it_goes_wrong() -> None:
     long = examine("x1 " + " ".join(str(i) for i in range(3000)) + " one two three" * 60)[0]
     assert long.name == "periodic-tail"
     assert long.position > 10_000
+
+
+def test_a_refrain_without_end_is_a_loop() -> None:
+    song = "The wheels turn.\n" + "Round and round they go,\nall through the town.\n" * 5
+    assert verdict(examine(song, "A song.", "length")) is TextVerdict.BAD
+    assert (
+        verdict(examine(song * 1 + "Round and round they go,\nall through the town.\n" * 9, "A song.", "stop")) == "bad"
+    )
+
+
+def test_an_empty_thought_is_skipped_and_positions_stay_those_of_the_whole_text() -> None:
+    thought = "<think>\n\n</think>\n\n"
+    assert examine(thought + "42")[:] == ()
+    assert examine(thought + PLAIN + "!" * 60)[0].position == len(thought + PLAIN)
+    assert [f.name for f in examine(thought)] == ["empty"]
+    assert [f.name for f in examine("Paris." + thought)] == ["special-tokens"]
 
 
 def test_a_loop_cut_within_its_unit_is_found() -> None:
@@ -164,6 +207,7 @@ HOSTILE = [
     "\n",
     " x",
     "a" * 29 + "b",
+    "0" * 30 + "b",
     "-" * 12 + "b",
     "a之x한й",
     "<|a",

@@ -12,7 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_moegpu.core.evidence import RequestKind, RequestRecord, StreamEvent
-from pytest_moegpu.core.timing import decode_rate, parse_events, prefill_rate, record, total_time, ttft
+from pytest_moegpu.core.timing import (
+    decode_rate,
+    decode_seconds,
+    parse_events,
+    prefill_rate,
+    record,
+    token_events,
+    total_time,
+    ttft,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +156,7 @@ def test_role_delta_is_an_event_but_no_token() -> None:
     assert (r.prompt, r.expect, r.wanted_output_tokens) == ("p", ("x",), 3)
     assert (r.fill, r.depth, r.client_lag) == (0.5, 0.1, 0.001)
     assert ttft(r) == 0.5
+    assert (decode_seconds(r), token_events(r)) == (0.25, 2)
     assert decode_rate(r) == pytest.approx(2 / 0.25)
     assert prefill_rate(r) == pytest.approx(80 / 0.5)
     assert total_time(r) == 1.0
@@ -187,7 +197,8 @@ def test_nothing_measured_is_none() -> None:
         None,
         "none",
     )
-    assert [f(r) for f in (ttft, decode_rate, prefill_rate, total_time)] == [None] * 4
+    assert [f(r) for f in (ttft, decode_rate, decode_seconds, prefill_rate, total_time)] == [None] * 5
+    assert token_events(r) == 0
 
 
 @pytest.mark.parametrize(
