@@ -124,7 +124,8 @@ class Run:
         """Collect the plugin's own tests whatever the ini file says about names of tests."""
         if module_path.parent != suite_folder():
             return None
-        made: pytest.Module = SuiteModule.from_parent(parent, path=module_path)
+        # A file given by name would have an empty node id, and its tests would read "::test_output".
+        made: pytest.Module = SuiteModule.from_parent(parent, path=module_path, nodeid=module_path.name)
         return made
 
     # Judging
