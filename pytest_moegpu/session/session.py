@@ -19,12 +19,11 @@ from pytest_moegpu.core.evidence import (
     StartFailure,
 )
 from pytest_moegpu.core.identity import parse_varying
-from pytest_moegpu.core.model import DeviceKind, KnownAnswer, LaunchSpec, Scenario
+from pytest_moegpu.core.model import KnownAnswer, Scenario
 from pytest_moegpu.core.record import RUN_SCHEMA, RunRecord
 from pytest_moegpu.core.units import format_bytes
 from pytest_moegpu.core.verdict import Verdict
 from pytest_moegpu.errors import RecordError, StartError
-from pytest_moegpu.host.control import free_port
 from pytest_moegpu.host.stack import host_facts
 from pytest_moegpu.host.store import Bundle, RunStore, baseline_path, read_baseline
 from pytest_moegpu.options import Options
@@ -34,7 +33,7 @@ from pytest_moegpu.session.live import Live
 from pytest_moegpu.session.measure import Recorded, StartRun
 from pytest_moegpu.session.progress import Named, Progress
 from pytest_moegpu.session.question import Question
-from pytest_moegpu.session.server import Server, new_key
+from pytest_moegpu.session.server import Server
 from pytest_moegpu.session.target import Target, resolve
 from pytest_moegpu.session.workload import Workload
 
@@ -202,21 +201,10 @@ class Session:
 
     def _server(self, scenario: Scenario) -> tuple[Server, int]:
         """Build a server of a scenario, not started, and its number, which also names its log."""
-        t = self.target
         self._starts[scenario.name] += 1
         number = self._starts[scenario.name]
-        spec = LaunchSpec(
-            program=t.program,
-            model_path=t.file.path,
-            model_name=t.model.name,
-            settings=scenario.settings,
-            host=_HOST,
-            port=free_port(_HOST),
-            api_key=new_key(),
-            devices=tuple(g.index for g in t.gpus) if t.profile.probe == "nvml" else (),
-            device_kind=t.profile.gpu.kind,
-        )
-        return Server(t.backend, spec, scenario.limits, self.bundle.log_path(scenario.name, number)), number
+        spec = self.target.launch(scenario)
+        return Server(self.target.backend, spec, scenario.limits, self.bundle.log_path(scenario.name, number)), number
 
     def live(self, name: str) -> Server:
         """Return a running server of a scenario for tests that talk to it; one server lives at a time.
@@ -277,18 +265,8 @@ class Session:
 
     def facts(self) -> tuple[tuple[str, str], ...]:
         """Return what this run is, for headers, reports and JUnit."""
-        t = self.target
-        versions = t.versions
-        device = "GPU" if t.profile.gpu.kind is DeviceKind.GPU else "processor"
-        return (
-            ("profile", t.profile.name),
-            (device, "; ".join(f"{g.name}, {format_bytes(g.memory_bytes)}" for g in t.gpus)),
-            ("driver", versions.get("driver", "none")),
-            ("CUDA driver", versions.get("cuda_driver", "none")),
-            ("engine", f"{t.backend.name} {t.engine.version or 'of unknown version'}"),
-            ("model", f"{t.model.title}, {t.file.quantisation}, {format_bytes(t.file.size_bytes)}"),
-            *((("run", str(self._bundle.folder)),) if self._bundle is not None else ()),
-        )
+        run = () if self._bundle is None else (("run", str(self._bundle.folder)),)
+        return (*self.target.facts(), *run)
 
     def save(self, status: str) -> None:
         """Write run.json as far as things are known; nothing when nothing was started."""

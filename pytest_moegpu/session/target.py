@@ -12,9 +12,10 @@ from pathlib import Path
 from pytest_moegpu.backends import get_backend
 from pytest_moegpu.backends.base import Backend, EngineVersion
 from pytest_moegpu.catalog import Catalog
-from pytest_moegpu.core.model import DeviceKind, Gpu, ModelFacts, ModelFile, Profile, Scenario
+from pytest_moegpu.core.model import DeviceKind, Gpu, LaunchSpec, ModelFacts, ModelFile, Profile, Scenario
 from pytest_moegpu.core.units import format_bytes
 from pytest_moegpu.errors import DeviceError, ProbeError, UserError
+from pytest_moegpu.host.control import free_port
 from pytest_moegpu.host.fetch import fetch_model
 from pytest_moegpu.host.hostmem import HostProbe
 from pytest_moegpu.host.modelfile import facts_of, model_file, read_gguf
@@ -23,12 +24,14 @@ from pytest_moegpu.host.probe import Probe
 from pytest_moegpu.host.stack import find_program, program_output
 from pytest_moegpu.options import Options
 from pytest_moegpu.session.progress import Progress
+from pytest_moegpu.session.server import new_key
 
 __all__ = ["EMBEDDED", "Target", "open_probe", "resolve"]
 
 EMBEDDED = "embedded"
 """Value of `program` that stands for the llama.cpp server inside the xllamacpp wheel."""
 _EMBEDDED_ARGV = (sys.executable, "-m", "pytest_moegpu.host.embedded_server")
+_HOST = "127.0.0.1"
 _MODEL_VARIABLE = "MOEGPU_MODEL"
 _GENERAL_ANSWERS = "qwen3.6-35b-a3b"
 
@@ -64,6 +67,32 @@ class Target:
             if scenario.name == name:
                 return scenario
         return self.load(name)
+
+    def launch(self, scenario: Scenario) -> LaunchSpec:
+        """Return what a server of this scenario is started with: a port that is free now, and a key of its own."""
+        return LaunchSpec(
+            program=self.program,
+            model_path=self.file.path,
+            model_name=self.model.name,
+            settings=scenario.settings,
+            host=_HOST,
+            port=free_port(_HOST),
+            api_key=new_key(),
+            devices=tuple(gpu.index for gpu in self.gpus) if self.profile.probe == "nvml" else (),
+            device_kind=self.profile.gpu.kind,
+        )
+
+    def facts(self) -> tuple[tuple[str, str], ...]:
+        """Return what this run is about, for headers, reports and JUnit."""
+        device = "GPU" if self.profile.gpu.kind is DeviceKind.GPU else "processor"
+        return (
+            ("profile", self.profile.name),
+            (device, "; ".join(f"{gpu.name}, {format_bytes(gpu.memory_bytes)}" for gpu in self.gpus)),
+            ("driver", self.versions.get("driver", "none")),
+            ("CUDA driver", self.versions.get("cuda_driver", "none")),
+            ("engine", f"{self.backend.name} {self.engine.version or 'of unknown version'}"),
+            ("model", f"{self.model.title}, {self.file.quantisation}, {format_bytes(self.file.size_bytes)}"),
+        )
 
 
 def resolve(options: Options, progress: Progress) -> Target:
