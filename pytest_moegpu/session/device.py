@@ -11,7 +11,7 @@ from pytest_moegpu.core.units import format_bytes
 from pytest_moegpu.errors import ProbeError, StartError
 from pytest_moegpu.host.probe import Probe
 
-__all__ = ["Idle", "named", "on_device", "refuse_busy", "used", "wait_idle"]
+__all__ = ["Idle", "held", "named", "on_device", "refuse_busy", "used", "wait_idle"]
 
 _POLL_SECONDS = 0.1
 
@@ -66,6 +66,13 @@ def refuse_busy(busy: Sequence[DeviceProcess], unusable: str) -> None:
         raise StartError(StartFailure(phase=Phase.PREFLIGHT, cause=cause))
 
 
+def held(after: int | None, idle: int | None) -> int:
+    """Return the bytes above the idle reading that count as not given back; 0 within the slack, or when not known."""
+    if after is None or idle is None or after - idle <= RETURN_SLACK_BYTES:
+        return 0
+    return after - idle
+
+
 def wait_idle(probe: Probe, idle: int | None, seconds: float) -> Idle:
     """Poll until the device reads as before the start, or the time is over.
 
@@ -78,7 +85,6 @@ def wait_idle(probe: Probe, idle: int | None, seconds: float) -> Idle:
         except ProbeError:
             return None, None
         waited = time.monotonic() - began
-        back = idle is None or now is None or now - idle <= RETURN_SLACK_BYTES
-        if back or waited >= seconds:
+        if not held(now, idle) or waited >= seconds:
             return now, waited
         time.sleep(_POLL_SECONDS)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pytest_moegpu.checks.memory import RETURN_SLACK_BYTES
 from pytest_moegpu.core.evidence import Phase, StartFailure
 from pytest_moegpu.core.units import format_bytes
 from pytest_moegpu.errors import ProbeError, StartError
 from pytest_moegpu.host.probe import Probe
-from pytest_moegpu.session.device import on_device, refuse_busy, used, wait_idle
+from pytest_moegpu.session.device import held, on_device, refuse_busy, used, wait_idle
 from pytest_moegpu.session.server import Server
 
 __all__ = ["Live"]
@@ -55,6 +54,5 @@ class Live:
         if report.left:
             return f"a live server left pids {', '.join(map(str, report.left))} behind"
         after, _ = wait_idle(self._probe, self._idle, server.limits.idle_return_seconds)
-        if after is not None and self._idle is not None and after - self._idle > RETURN_SLACK_BYTES:
-            return f"a live server left {format_bytes(after - self._idle)} on the device"
-        return ""
+        rest = held(after, self._idle)
+        return f"a live server left {format_bytes(rest)} on the device" if rest else ""

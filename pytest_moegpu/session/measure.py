@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from pytest_moegpu.checks.memory import RETURN_SLACK_BYTES
 from pytest_moegpu.core import phases
 from pytest_moegpu.core.evidence import (
     DeviceProcess,
@@ -21,7 +20,7 @@ from pytest_moegpu.host.probe import Probe
 from pytest_moegpu.host.process import StopReport, tail
 from pytest_moegpu.host.sampler import Sampler
 from pytest_moegpu.host.stack import libraries
-from pytest_moegpu.session.device import on_device, refuse_busy, used, wait_idle
+from pytest_moegpu.session.device import held, on_device, refuse_busy, used, wait_idle
 from pytest_moegpu.session.progress import Progress
 from pytest_moegpu.session.server import Server, unforeseen
 from pytest_moegpu.session.workload import Workload
@@ -98,7 +97,7 @@ class StartRun:
         try:
             self.progress.live("stopped, waiting for the memory to come back")
             after, seconds = wait_idle(self.probe, idle, self.server.limits.idle_return_seconds)
-            if after is not None and idle is not None and after - idle > RETURN_SLACK_BYTES:
+            if held(after, idle):
                 still = on_device(self.probe, self.server.notes)
                 self._left = tuple(p for p in still if p.pid in self.server.tree)
                 self._note_foreign(tuple(p for p in still if p.pid not in self.server.tree))

@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 
 from pytest_moegpu import __version__
 from pytest_moegpu.checks import get_check
-from pytest_moegpu.checks.memory import RETURN_SLACK_BYTES
 from pytest_moegpu.core.evidence import (
     Evidence,
     Part,
@@ -28,6 +27,7 @@ from pytest_moegpu.host.stack import host_facts
 from pytest_moegpu.host.store import Bundle, RunStore, baseline_path, read_baseline
 from pytest_moegpu.options import Options
 from pytest_moegpu.session.describe import describe, never_started
+from pytest_moegpu.session.device import held
 from pytest_moegpu.session.judge import Comparison, finish
 from pytest_moegpu.session.live import Live
 from pytest_moegpu.session.measure import Recorded, StartRun
@@ -38,8 +38,6 @@ from pytest_moegpu.session.target import Target, resolve
 from pytest_moegpu.session.workload import Workload
 
 __all__ = ["Needs", "Session"]
-
-_HOST = "127.0.0.1"
 
 
 @dataclass
@@ -110,7 +108,8 @@ class Session:
         known = self._evidence.get(name)
         if known is not None and (known.failure is not None or _holds(known, parts)):
             return known
-        # What was measured before is kept: a later request adds starts that hold the missing parts as well.
+        # Parts that no marker announced: all is measured anew, since starts of unequal parts do not pool.
+        # The logs and telemetry of the earlier starts stay in the bundle under their own numbers.
         needs.parts |= parts
         if known is not None and known.starts:
             needs.parts |= {part for start in known.starts for part in start.parts}
@@ -192,12 +191,11 @@ class Session:
         """Fail closed: after a start that left something behind, nothing more is started on these devices."""
         if start.left_over:
             self._unusable = f"start {start.number} left pids {', '.join(map(str, start.left_over))} behind"
-        elif start.idle_bytes is not None and start.after_bytes is not None:
-            # Against the first idle reading of the run: small remains of each start add up.
-            self._first_idle = start.idle_bytes if self._first_idle is None else self._first_idle
-            rest = start.after_bytes - self._first_idle
-            if rest > RETURN_SLACK_BYTES:
-                self._unusable = f"start {start.number} left {format_bytes(rest)} on the device, held by nobody known"
+            return
+        # Against the first idle reading of the run: small remains of each start add up.
+        self._first_idle = start.idle_bytes if self._first_idle is None else self._first_idle
+        if rest := held(start.after_bytes, self._first_idle):
+            self._unusable = f"start {start.number} left {format_bytes(rest)} on the device, held by nobody known"
 
     def _server(self, scenario: Scenario) -> tuple[Server, int]:
         """Build a server of a scenario, not started, and its number, which also names its log."""
