@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from pytest_moegpu.core.health import DeviceHealth, KernelLog, PhaseTelemetry
 from pytest_moegpu.core.model import Gpu, Stack
 
 __all__ = [
@@ -58,7 +59,11 @@ class RequestKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One reading of one device. `used_bytes` is NVML v2 `used`, without `reserved_bytes`, or the process tree's."""
+    """One reading of one device. `used_bytes` is NVML v2 `used`, without `reserved_bytes`, or the process tree's.
+
+    `energy_joules` is the device's own counter, of which only differences mean something. `host_bytes` is host memory
+    of the server's tree that is not a mapped file, and `host_free_bytes` what the system has available.
+    """
 
     time: float
     phase: str
@@ -71,9 +76,12 @@ class Sample:
     event_reasons: int | None = None
     utilisation: float | None = None
     power_watts: float | None = None
+    energy_joules: float | None = None
     temperature_c: float | None = None
     pcie_generation: int | None = None
     pcie_width: int | None = None
+    host_bytes: int | None = None
+    host_free_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +154,10 @@ class LogFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class StartFailure:
-    """Why a start broke: the first cause, with what a person needs to look further."""
+    """Why a start broke: the first cause, with what a person needs to look further.
+
+    `kind` is a name of `core.faults` when the cause is a known one, such as `no-kernel-image`; else empty.
+    """
 
     phase: Phase
     cause: str
@@ -155,6 +166,7 @@ class StartFailure:
     log_path: str = ""
     log_tail: tuple[str, ...] = ()
     out_of_memory: bool = False
+    kind: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +175,8 @@ class StartEvidence:
 
     `idle_bytes` is the device reading before the start, `after_bytes` the one after the server was gone;
     `peaks` maps a phase to the highest reading in it (device `used`, all devices of the run added up);
-    `counters` are the server's own, read after the workload.
+    `counters` are the server's own, read after the workload; `sampler_gap` is the longest time between two readings
+    in seconds, so that a shorter peak may have passed unseen; `telemetry` maps a phase to one summary per device.
     """
 
     number: int
@@ -178,6 +191,11 @@ class StartEvidence:
     peaks: dict[str, int] = field(default_factory=dict)
     samples: int = 0
     sampler_hz: float | None = None
+    sampler_gap: float | None = None
+    telemetry: dict[str, tuple[PhaseTelemetry, ...]] = field(default_factory=dict)
+    health_before: tuple[DeviceHealth, ...] = ()
+    health_after: tuple[DeviceHealth, ...] = ()
+    kernel: KernelLog | None = None
     requests: tuple[RequestRecord, ...] = ()
     log: LogFacts = LogFacts()
     served_model: str | None = None

@@ -35,7 +35,10 @@ class DeviceKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One device as the probe identifies it; for the embedded profile the processor and its memory."""
+    """One device as the probe identifies it; for the embedded profile the processor and its memory.
+
+    `emulated_on` names the real device when a smaller one is rehearsed on it; `memory_bytes` is then the smaller one's.
+    """
 
     index: int
     name: str
@@ -52,6 +55,7 @@ class Gpu:
     pcie_generation_max: int | None = None
     pcie_width_max: int | None = None
     vbios: str | None = None
+    emulated_on: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 
 from pytest_moegpu.core.evidence import DeviceProcess, Sample
+from pytest_moegpu.core.health import DeviceHealth
 from pytest_moegpu.core.model import DeviceKind, Gpu
 
 __all__ = ["HostProbe"]
@@ -72,6 +73,10 @@ class HostProbe:
         used = None if None in sizes else sum(size for size in sizes if size is not None)
         free = psutil.virtual_memory().available
         return (Sample(time=time, phase=phase, device=0, used_bytes=used, free_bytes=free),)
+
+    def health(self) -> tuple[DeviceHealth, ...]:
+        """Return nothing: a processor has no such counters here."""
+        return ()
 
     def processes(self) -> tuple[DeviceProcess, ...]:
         """List the followed tree as it is now; `used_bytes` is resident memory, None where it may not be read.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_moegpu.core.evidence import DeviceProcess, Sample
+from pytest_moegpu.core.health import DeviceHealth
 from pytest_moegpu.core.model import Gpu
 from pytest_moegpu.errors import ProbeError
 from pytest_moegpu.host.selection import Found, select
@@ -118,6 +119,21 @@ class NvmlProbe:
         """
         slow = next(self._count) % _SLOW_EVERY == 0
         return tuple(self._read(device, time, phase, slow) for device in self._devices)
+
+    def health(self) -> tuple[DeviceHealth, ...]:
+        """Read power limit (watts) and temperature (degrees Celsius) of every device.
+
+        Raises:
+            ProbeError: A device is lost.
+        """
+        return tuple(
+            DeviceHealth(
+                device=device.index,
+                power_limit_watts=self._watts(device, "nvmlDeviceGetEnforcedPowerLimit"),
+                temperature_c=self._temperature(device),
+            )
+            for device in self._devices
+        )
 
     def processes(self) -> tuple[DeviceProcess, ...]:
         """List the processes with a compute or graphics context; `used_bytes` is None where the driver does not say.

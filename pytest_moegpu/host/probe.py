@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from pytest_moegpu.core.evidence import DeviceProcess, Sample
+from pytest_moegpu.core.health import DeviceHealth
 from pytest_moegpu.core.model import Gpu
 
 __all__ = ["Probe"]
@@ -39,6 +40,9 @@ class Probe(Protocol):
 
     def read(self, time: float, phase: str) -> tuple[Sample, ...]:
         """Read every device once; `time` and `phase` are put on the samples as they are."""
+
+    def health(self) -> tuple[DeviceHealth, ...]:
+        """Read the fault counters and the power limit of every device; empty where there are none."""
 
     def processes(self) -> tuple[DeviceProcess, ...]:
         """List the processes that hold memory on the devices of this run."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_moegpu.core.evidence import DeviceProcess, Sample
+from pytest_moegpu.core.health import DeviceHealth
 from pytest_moegpu.core.model import Gpu
 
 __all__ = ["GIB", "FakeProbe", "Reading"]
@@ -22,6 +23,7 @@ class FakeProbe:
     """Implements `host.probe.Probe` from data.
 
     `used` is one reading for every call, a list of readings (the last one repeats), or a function of time and phase.
+    `health` is what each call of `health` gives, the last one repeats.
     `processes` is a list, or a function for lists that change. `reads`, `listings` and `closes` count the calls,
     `followed` keeps the arguments of `follow`.
     """
@@ -36,6 +38,7 @@ class FakeProbe:
         name: str = "nvml",
         memory_version: str = "nvml-v2",
         interval_seconds: float = 0.001,
+        health: Sequence[tuple[DeviceHealth, ...]] = ((),),
     ) -> None:
         self._used = used
         self._gpus = tuple(gpus)
@@ -44,6 +47,7 @@ class FakeProbe:
         self._name = name
         self._memory_version = memory_version
         self._interval_seconds = interval_seconds
+        self._health = list(health)
         self.reads = 0
         self.listings = 0
         self.closes = 0
@@ -82,6 +86,9 @@ class FakeProbe:
             else Sample(time=time, phase=phase, device=gpu.index, used_bytes=value)
             for gpu, value in zip(self._gpus, values, strict=True)
         )
+
+    def health(self) -> tuple[DeviceHealth, ...]:
+        return self._health.pop(0) if len(self._health) > 1 else self._health[0]
 
     def processes(self) -> tuple[DeviceProcess, ...]:
         self.listings += 1

@@ -16,7 +16,7 @@ from pytest_moegpu.errors import ProbeError
 from pytest_moegpu.host.nvml import NvmlProbe
 from tests.fakes.pynvml_fake import ONES_32, ONES_64, h200, install, nvml_error, process
 
-NOT_FIELDS = {"time", "phase", "device"}
+NOT_FIELDS = {"time", "phase", "device", "energy_joules", "host_bytes", "host_free_bytes"}
 
 
 def fields(sample: Sample) -> dict[str, Any]:
@@ -43,6 +43,7 @@ class TestIdentity:
             "pcie_generation_max": 5,
             "pcie_width_max": 16,
             "vbios": "96.00.A5.00.01",
+            "emulated_on": None,
         }
 
     def test_what_a_consumer_card_does_not_say_is_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
