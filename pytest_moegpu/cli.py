@@ -64,6 +64,15 @@ def _doctor(args: argparse.Namespace) -> int:
     return code
 
 
+def _watch(args: argparse.Namespace) -> int:
+    from pytest_moegpu.session import watch
+
+    order = watch.Order(
+        pid=args.pid, interval=args.interval, once=args.once, devices=tuple(args.device), replay=args.replay
+    )
+    return watch.watch(order, sys.stdout)
+
+
 def _check_baselines(args: argparse.Namespace) -> int:
     from pytest_moegpu.session import records
 
@@ -77,12 +86,41 @@ VERBS = {
     "compare": _compare,
     "promote": _promote,
     "doctor": _doctor,
+    "watch": _watch,
     "check-baselines": _check_baselines,
 }
 
 
 def _add_runs(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--runs", type=Path, default=Path(".moegpu/runs"), metavar="FOLDER", help="where runs are kept")
+
+
+def _add_watch(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("pid", nargs="?", type=_pid, metavar="PID", help="server whose tree is shown; ends when it ends")
+    verb.add_argument(
+        "--interval", type=_seconds, default=1.0, metavar="SECONDS", help="time between two tables (default 1)"
+    )
+    verb.add_argument("--once", action="store_true", help="one table, after one interval")
+    verb.add_argument(
+        "--device", action="append", default=[], metavar="GPU", help="index or UUID of a GPU; may be repeated"
+    )
+    verb.add_argument("--replay", type=Path, metavar="FILE", help="telemetry file of a run to show instead")
+
+
+def _pid(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a pid: write a whole number above 0")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time: write a number of seconds above 0")
+    return seconds
 
 
 def parser() -> argparse.ArgumentParser:
@@ -114,6 +152,8 @@ def parser() -> argparse.ArgumentParser:
     doctor.add_argument(
         "--catalog", type=Path, action="append", default=[], metavar="FOLDER", help="folder with profiles of your own"
     )
+
+    _add_watch(verbs.add_parser("watch", help="show what the sampler sees of GPUs and a server, live"))
 
     check = verbs.add_parser("check-baselines", help="read every baseline below a folder and name what is damaged")
     check.add_argument("folder", type=Path)

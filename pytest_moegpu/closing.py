@@ -41,6 +41,8 @@ def section(session: Session, ledger: Ledger, *, green: bool, hidden: bool) -> I
         yield f"not counted: {ledger.uncounted} verdicts of tests that were expected to fail (xfail)"
     if hidden:
         yield "NOT GREEN: pytest counts no failed test, but a skip or an xfail hides what is not good above."
+    if session.unusable:
+        yield f"LEFT BEHIND: {session.unusable}. Look at the GPU before anything else is started on it."
     if session.store_problem:
         yield f"NOT KEPT: {session.store_problem}"
     if session.measured is not None:

@@ -32,6 +32,7 @@ class Options:
     server: str | None = None
     model: str | None = None
     devices: tuple[str, ...] = ()
+    emulate_bytes: int | None = None
     starts: int = 3
     max_starts: int = 7
     level: int = 3
@@ -73,6 +74,7 @@ class Options:
             server=config.getoption("moegpu_server"),
             model=config.getoption("moegpu_model"),
             devices=_words(config.getoption("moegpu_device")),
+            emulate_bytes=_size("--moegpu-emulate-vram", config.getoption("moegpu_emulate_vram")),
             starts=starts,
             max_starts=max(starts, 7) if most is None else most,
             level=config.getoption("moegpu_level"),
@@ -126,6 +128,17 @@ def _words(values: list[str] | None) -> tuple[str, ...]:
     return tuple(word for value in values or [] for word in value.split(",") if word)
 
 
+def _size(option: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    from pytest_moegpu.core.units import parse_bytes
+
+    try:
+        return parse_bytes(text)
+    except UserError as error:
+        raise UserError(f"{option}={text}: {error}") from error
+
+
 def _plain(config: pytest.Config) -> bool:
     return all(isinstance(arg, str) for arg in config.invocation_params.args)
 
@@ -140,6 +153,11 @@ def add_options(parser: pytest.Parser) -> None:
     add("--moegpu-server", metavar="PROGRAM", help="server program (else the backend's variable, or PATH)")
     add("--moegpu-model", metavar="FILE|NAME", help="model file, or the name of a model (also by MOEGPU_MODEL)")
     add("--moegpu-device", action="append", metavar="GPU", help="GPU by index or UUID (repeat or a,b)")
+    add(
+        "--moegpu-emulate-vram",
+        metavar="SIZE",
+        help="rehearse a card of this memory (as 24GiB) on a larger GPU: the rest is held; never a baseline",
+    )
     add("--moegpu-starts", type=int, default=3, metavar="N", help="server starts per scenario (default 3)")
     add(
         "--moegpu-max-starts",

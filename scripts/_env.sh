@@ -46,6 +46,21 @@ make_venv() {
     fail "$base cannot make a virtual environment. On Debian or Ubuntu: sudo apt-get install $package"
 }
 
+compiles() { printf 'int main(void) { return 0; }\n' | cc -x c -o /dev/null - >/dev/null 2>&1; }
+
+# The tests build shared libraries that stand in for the driver's.
+ensure_compiler() {
+    compiles && return
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        step "installing gcc and libc6-dev, which the tests need"
+        apt-get update -qq >&2 || true
+        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends gcc libc6-dev >&2 ||
+            fail "apt-get could not install gcc and libc6-dev"
+        compiles && return
+    fi
+    fail "the tests need a C compiler called cc. On Debian or Ubuntu: sudo apt-get install gcc libc6-dev"
+}
+
 stamp_value() {
     "$python" -c 'import hashlib, sys
 print(sys.argv[1], hashlib.sha256(open(sys.argv[1] + "/pyproject.toml", "rb").read()).hexdigest())' "$root"

@@ -114,7 +114,7 @@ class LlamaCpp:
         if spec.devices:
             variables |= {
                 "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-                "CUDA_VISIBLE_DEVICES": ",".join(str(index) for index in spec.devices),
+                "CUDA_VISIBLE_DEVICES": ",".join(spec.devices),
             }
         return variables
 

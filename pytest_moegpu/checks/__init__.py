@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_moegpu.checks import context, memory, offload, output, preflight, throughput
+from pytest_moegpu.checks import context, memory, offload, output, preflight, stability, throughput
 from pytest_moegpu.checks.base import Check
 from pytest_moegpu.core.evidence import Part
 from pytest_moegpu.errors import UserError, nearest
@@ -55,9 +55,17 @@ CHECKS: dict[str, Check] = {
             judge=memory.judge,
         ),
         Check(
+            name="stability",
+            title="no fault of hardware, driver or server",
+            rank=5,
+            level=1,
+            needs=frozenset(),
+            judge=stability.judge,
+        ),
+        Check(
             name="throughput",
             title="TTFT, prefill and decode, one stream",
-            rank=5,
+            rank=6,
             level=2,
             needs=frozenset({Part.THROUGHPUT, Part.OUTPUT}),
             judge=throughput.judge,

@@ -15,12 +15,14 @@ from pytest_moegpu.core.evidence import (
     StartEvidence,
     StartFailure,
 )
+from pytest_moegpu.core.faults import named
 from pytest_moegpu.core.model import Scenario
 from pytest_moegpu.core.units import format_bytes
 from pytest_moegpu.core.verdict import FailedClass, Outcome, Verdict
 
 __all__ = [
     "broken",
+    "broken_start",
     "describe_process",
     "grouped",
     "is_host_device",
@@ -42,7 +44,9 @@ _SCOPE: dict[str, tuple[Phase, RequestKind | None]] = {
     "output": (Phase.OUTPUT, RequestKind.ANSWER),
     "throughput": (Phase.DECODE, RequestKind.THROUGHPUT),
     "context": (Phase.CONTEXT, RequestKind.CONTEXT),
-    "memory": (Phase.STOP, RequestKind.THROUGHPUT),
+    # Memory tells of a fault at the stop by itself, beside the peak, which such a fault does not spoil.
+    "memory": (Phase.CONTEXT, RequestKind.THROUGHPUT),
+    "stability": (Phase.STOP, None),
 }
 
 
@@ -76,7 +80,7 @@ def broken(evidence: Evidence, scenario: Scenario, check: str) -> Verdict | None
     """
     for start in evidence.starts:
         if start.failure is not None and _touches(start.failure, check):
-            return _broken_start(start, start.failure, len(evidence.starts), scenario, check)
+            return broken_start(start, start.failure, len(evidence.starts), scenario, check)
     starts, kind = reached(evidence, check), _SCOPE[check][1]
     if not starts:
         return nothing(scenario, check, "the server was never started")
@@ -85,24 +89,27 @@ def broken(evidence: Evidence, scenario: Scenario, check: str) -> Verdict | None
     return None
 
 
-def _broken_start(start: StartEvidence, failure: StartFailure, count: int, scenario: Scenario, check: str) -> Verdict:
+def broken_start(start: StartEvidence, failure: StartFailure, count: int, scenario: Scenario, check: str) -> Verdict:
+    """Return ERROR with the cause of one broken start of `count`, or FAILED (memory) when the server ran out of it."""
     server = []
     if failure.exit_code is not None:
         server.append(f"exit code {failure.exit_code}")
     if failure.state:
         server.append(f"last state: {failure.state}")
-    memory = failure.out_of_memory
+    memory, fault = failure.out_of_memory, named(failure.kind)
+    told = memory and "out of memory" not in failure.cause
     return Verdict(
         outcome=Outcome.FAILED if memory else Outcome.ERROR,
         check=check,
         scenario=scenario.name,
         subject=check,
         phase=failure.phase,
-        reason=f"out of memory: {failure.cause}" if memory else failure.cause,
+        reason=f"out of memory: {failure.cause}" if told else failure.cause,
         failed_class=FailedClass.MEMORY if memory else None,
         lines=(
             ("starts", f"start {start.number} of {count} broke"),
             *((("server", "; ".join(server)),) if server else ()),
+            *((("next", fault.advice),) if fault is not None else ()),
         ),
         findings=tuple(f"log: {line}" for line in start.log.oom_lines) if memory else (),
         log_path=failure.log_path or start.log_path,

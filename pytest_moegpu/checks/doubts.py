@@ -7,17 +7,17 @@ from statistics import median
 
 from pytest_moegpu.checks import offload
 from pytest_moegpu.checks.common import grouped, quote, reached, shared_with, start_median
+from pytest_moegpu.checks.findings import DECODE, PROMPT, SPEEDS, Finding, Weight, told
+from pytest_moegpu.checks.hardware import clock_drops, counter_findings, power_limit_changes, slowdowns
+from pytest_moegpu.checks.kernel import kernel_findings
+from pytest_moegpu.checks.preflight import idle_growth
 from pytest_moegpu.core.evidence import Evidence, Phase, RequestKind, RequestRecord, StartEvidence
 from pytest_moegpu.core.model import Profile, Scenario, Workload
-from pytest_moegpu.core.reasons import HARMFUL, reason_names
 from pytest_moegpu.core.timing import decode_rate, decode_seconds, token_events, ttft
 from pytest_moegpu.core.units import format_percent, format_seconds, format_value
 from pytest_moegpu.core.verdict import METRICS, Outcome
 
-__all__ = ["MEASURED_PHASES", "median_lag", "throttled", "too_late", "valid"]
-
-MEASURED_PHASES = (Phase.PREFILL, Phase.DECODE)
-"""The phases whose speed is measured."""
+__all__ = ["median_lag", "throttled", "too_late", "valid"]
 
 # A prompt cached in part is prefilled faster than it should be, by about the share that was cached.
 _MAX_CACHED_SHARE = 0.05
@@ -36,30 +36,43 @@ _MIN_EVENT_SHARE = 0.5
 # The engine's own figure agrees with ours within 1 % on a quiet machine.
 _MAX_ENGINE_DIFFERENCE = 0.1
 
-_PROMPT = frozenset({"prefill", "ttft"})
-_DECODE = frozenset({"decode"})
-_ALL = _PROMPT | _DECODE
-
 _Doubt = tuple[frozenset[str], str]
 
 
 def valid(evidence: Evidence, scenario: Scenario, profile: Profile, metric: str | None = None) -> tuple[str, ...]:
     """Return the reasons why the speeds of a run, or only one metric of them, may not be believed; none: they may."""
+    starts = reached(evidence, "throughput")
     said = grouped(
         (start.number, text)
-        for start in reached(evidence, "throughput")
+        for start in starts
         for concerned, text in _doubts(start, scenario.workload)
         if metric is None or metric in concerned
     )
+    machine = told(
+        finding
+        for finding in _machine(starts, evidence)
+        if finding.weight is not Weight.NOTE and (metric in finding.concerns if metric else finding.concerns)
+    )
     placed = offload.judge(evidence, scenario, profile)
     unknown = tuple(v.reason for v in placed if v.outcome is Outcome.INCONCLUSIVE)
-    return (*unknown, *said)
+    return (*unknown, *said, *machine)
 
 
 def throttled(start: StartEvidence, phase: Phase) -> str:
-    """Name what held the clocks down in a phase to the harm of a speed; empty when nothing did."""
-    harmful = [name for name in reason_names(start.event_reasons.get(phase, 0)) if name in HARMFUL]
-    return f"throttled in {phase}: {', '.join(harmful)}" if harmful else ""
+    """Name what held the clocks down in a phase to the harm of a speed; empty when nothing did but for a moment."""
+    return next((f.text for f in slowdowns(start, phase) if f.weight is Weight.DOUBT), "")
+
+
+def _machine(starts: tuple[StartEvidence, ...], evidence: Evidence) -> Iterator[Finding]:
+    """Find what the check `stability` finds as well, where it puts a speed in doubt."""
+    for start in starts:
+        yield from slowdowns(start)
+        yield from kernel_findings(start, evidence.gpus)
+        if grown := idle_growth(start, evidence):
+            yield Finding(weight=Weight.DOUBT, start=start.number, text=grown)
+    yield from clock_drops(starts)
+    yield from power_limit_changes(starts)
+    yield from counter_findings(starts)
 
 
 def median_lag(records: Iterable[RequestRecord]) -> float | None:
@@ -81,26 +94,23 @@ def _doubts(start: StartEvidence, workload: Workload) -> Iterator[_Doubt]:
     failed = [r for r in requests if r.error is not None]
     answered = [r for r in requests if r.error is None]
     if failed:
-        yield _ALL, f"{len(failed)} of {len(requests)} requests failed: {quote(failed[0].error or '')}"
+        yield SPEEDS, f"{len(failed)} of {len(requests)} requests failed: {quote(failed[0].error or '')}"
     yield from _prompt_doubts(answered, workload)
     yield from _decode_doubts(answered, len(requests))
     yield from _lag_doubts(start)
-    for phase in MEASURED_PHASES:
-        if hot := throttled(start, phase):
-            yield _ALL, hot
     if shared := shared_with(start):
-        yield _ALL, shared
+        yield SPEEDS, shared
 
 
 def _prompt_doubts(answered: list[RequestRecord], workload: Workload) -> Iterator[_Doubt]:
     cached = max((share for r in answered if (share := _cached_share(r)) is not None), default=0.0)
     if cached > _MAX_CACHED_SHARE:
-        yield _PROMPT, f"{format_percent(cached, signed=False)} of a prompt came from the cache, which inflates prefill"
+        yield PROMPT, f"{format_percent(cached, signed=False)} of a prompt came from the cache, which inflates prefill"
     lengths = [r.prompt_tokens for r in answered if r.prompt_tokens is not None]
     if lengths:
         length, wanted = round(median(lengths)), workload.prompt_tokens
         if abs(length - wanted) > max(_MAX_LENGTH_SHARE * wanted, _TEMPLATE_TOKENS):
-            yield _ALL, f"prompts of {length} tokens instead of {wanted}"
+            yield SPEEDS, f"prompts of {length} tokens instead of {wanted}"
 
 
 def _cached_share(record: RequestRecord) -> float | None:
@@ -113,14 +123,14 @@ def _decode_doubts(answered: list[RequestRecord], count: int) -> Iterator[_Doubt
     short = [r for r in answered if _is_short(r)]
     if short:
         yield (
-            _DECODE,
+            DECODE,
             f"output length not reached in {len(short)} of {count} requests "
             f"({short[0].output_tokens} of {short[0].wanted_output_tokens} tokens, {short[0].finish_reason})",
         )
     lumped = [r for r in answered if token_events(r) < _MIN_EVENT_SHARE * (r.output_tokens or 0)]
     if lumped:
         yield (
-            _DECODE,
+            DECODE,
             f"{lumped[0].output_tokens} tokens came in {token_events(lumped[0])} events, "
             "too few to tell when each was decoded",
         )
@@ -133,7 +143,7 @@ def _decode_doubts(answered: list[RequestRecord], count: int) -> Iterator[_Doubt
         here, there = (median(side) for side in zip(*pairs, strict=True))
         if abs(here / there - 1) > _MAX_ENGINE_DIFFERENCE:
             unit = METRICS["decode"].unit
-            yield _DECODE, f"decode {format_value(here, unit)} here, {format_value(there, unit)} by the engine's clock"
+            yield DECODE, f"decode {format_value(here, unit)} here, {format_value(there, unit)} by the engine's clock"
 
 
 def _is_short(record: RequestRecord) -> bool:
@@ -144,8 +154,8 @@ def _is_short(record: RequestRecord) -> bool:
 def _lag_doubts(start: StartEvidence) -> Iterator[_Doubt]:
     lag = median_lag(start.of_kind(RequestKind.THROUGHPUT))
     times: tuple[tuple[str, frozenset[str], Callable[[RequestRecord], float | None]], ...] = (
-        ("ttft", _PROMPT, ttft),
-        ("decode", _DECODE, decode_seconds),
+        ("ttft", PROMPT, ttft),
+        ("decode", DECODE, decode_seconds),
     )
     for metric, concerned, measure in times:
         if said := too_late(lag, metric, start_median(start, measure)):

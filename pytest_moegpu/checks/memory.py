@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from pytest_moegpu.checks.common import broken, grouped, is_host_device, reached, shared_with, with_log
-from pytest_moegpu.core.evidence import Evidence, LogFacts, Phase, StartEvidence
+from pytest_moegpu.checks.common import broken, broken_start, grouped, is_host_device, reached, shared_with, with_log
+from pytest_moegpu.checks.spill import host_line, judge_spill
+from pytest_moegpu.core.evidence import Evidence, LogFacts, Phase, StartEvidence, StartFailure
 from pytest_moegpu.core.model import DeviceKind, Profile, Scenario
-from pytest_moegpu.core.units import MIB, format_bytes
+from pytest_moegpu.core.units import MIB, format_bytes, format_seconds
 from pytest_moegpu.core.verdict import FailedClass, Outcome, Verdict
 
 __all__ = ["RETURN_SLACK_BYTES", "judge"]
@@ -18,18 +20,31 @@ RETURN_SLACK_BYTES = 64 * MIB
 # At the 10 readings a second asked of the sampler this is one second: with fewer, a peak can pass unseen.
 _MIN_SAMPLES = 10
 
+# Engines hold a buffer for tens of milliseconds: readings further apart than this may step over one.
+_MAX_GAP_SECONDS = 0.02
+
 
 def judge(evidence: Evidence, scenario: Scenario, profile: Profile) -> tuple[Verdict, ...]:
-    """Judge the peak against the budget, and the return to the idle reading after every start, broken ones included."""
+    """Judge the peak against the budget, the return to the idle reading after every start, and what was spilled.
+
+    The return is judged after broken starts too. A fault at the stop is told there, as ERROR, and does not hide the
+    peak. Whether host memory took what the device had no room for has a verdict only where there is something to say.
+    """
     fault = broken(evidence, scenario, "memory")
-    peak = fault or _peak(evidence, scenario, profile)
-    stopped = tuple(s for s in evidence.starts if s.after_bytes is not None or s.left_over)
+    spilled, notes = (None, ()) if fault else judge_spill(reached(evidence, "memory"), evidence, scenario, profile)
+    peak = fault or _peak(evidence, scenario, profile, notes)
+    stopped = tuple(s for s in evidence.starts if s.after_bytes is not None or s.left_over or _stop_failure(s))
     if fault is not None and not stopped:
         return (peak,)
-    return peak, _return_to_idle(evidence, stopped, scenario)
+    between = () if spilled is None else (spilled,)
+    return (peak, *between, _return_to_idle(evidence, stopped, scenario))
 
 
-def _peak(evidence: Evidence, scenario: Scenario, profile: Profile) -> Verdict:
+def _stop_failure(start: StartEvidence) -> StartFailure | None:
+    return start.failure if start.failure is not None and start.failure.phase is Phase.STOP else None
+
+
+def _peak(evidence: Evidence, scenario: Scenario, profile: Profile, notes: tuple[str, ...]) -> Verdict:
     starts = reached(evidence, "memory")
     read = [(s, s.peak_bytes) for s in starts if s.peak_bytes is not None]
     if not read:
@@ -54,6 +69,7 @@ def _peak(evidence: Evidence, scenario: Scenario, profile: Profile) -> Verdict:
     else:
         outcome, reason = Outcome.PASS, f"within {source}"
     phase = max(start.peaks, key=lambda name: start.peaks[name])
+    on_gpu = profile.gpu.kind is DeviceKind.GPU
     verdict = Verdict(
         outcome=outcome,
         check="memory",
@@ -66,8 +82,12 @@ def _peak(evidence: Evidence, scenario: Scenario, profile: Profile) -> Verdict:
         value=float(highest),
         values=tuple(float(peak) for _, peak in read),
         limit=None if budget is None else float(budget),
-        lines=(("peak", f"start {start.number}, phase {phase}"), *_parts(start.log, profile.gpu.kind)),
-        findings=doubts if over else (),
+        lines=(
+            ("peak", f"start {start.number}, phase {phase}"),
+            *_parts(start.log, profile.gpu.kind),
+            *(host_line(starts) if on_gpu else ()),
+        ),
+        findings=(*(doubts if over else ()), *notes, *(_gaps(starts) if on_gpu else ())),
     )
     return with_log(verdict, start)
 
@@ -102,8 +122,18 @@ def _doubts(starts: tuple[StartEvidence, ...], budget: int | None) -> tuple[str,
             said.append((start.number, f"only {start.samples} memory readings, at least {_MIN_SAMPLES} needed"))
         elif not {Phase.PREFILL, Phase.DECODE} & start.peaks.keys():
             said.append((start.number, "memory was read in neither prefill nor decode"))
+        elif _stop_failure(start) and Phase.STOP not in start.peaks:
+            said.append((start.number, "memory was not read to the end"))
     unknown = () if budget is not None else ("no budget set and the size of the device is not known",)
     return (*grouped(said), *unknown)
+
+
+def _gaps(starts: tuple[StartEvidence, ...]) -> tuple[str, ...]:
+    """Say how short a peak may have passed unseen, where readings were further apart than they should be."""
+    longest = max((s.sampler_gap for s in starts if s.sampler_gap is not None), default=0.0)
+    if longest <= _MAX_GAP_SECONDS:
+        return ()
+    return (f"readings up to {format_seconds(longest)} apart: a shorter peak could have passed unseen",)
 
 
 def _parts(log: LogFacts, kind: DeviceKind) -> tuple[tuple[str, str], ...]:
@@ -118,6 +148,11 @@ def _parts(log: LogFacts, kind: DeviceKind) -> tuple[tuple[str, str], ...]:
 
 
 def _return_to_idle(evidence: Evidence, stopped: tuple[StartEvidence, ...], scenario: Scenario) -> Verdict:
+    for start in stopped:
+        if failure := _stop_failure(start):
+            told = broken_start(start, failure, len(evidence.starts), scenario, "memory")
+            others = ((s.number, text) for s in stopped if s is not start and (text := _leak(s)))
+            return replace(told, subject="return to idle", findings=grouped(others), more={"value": "not returned"})
     leaks = [(s, text) for s in stopped if (text := _leak(s))]
     doubts = [(s.number, shared_with(s)) for s in evidence.starts if s.foreign]
     doubts += [

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pytest_moegpu.checks.common import broken, describe_process, nothing
-from pytest_moegpu.core.evidence import Evidence, Phase
+from pytest_moegpu.core.evidence import Evidence, Phase, StartEvidence
 from pytest_moegpu.core.model import DeviceKind, Gpu, GpuRequirement, Profile, Scenario
-from pytest_moegpu.core.units import GIB, format_bytes
+from pytest_moegpu.core.units import GIB, MIB, format_bytes
 from pytest_moegpu.core.verdict import FailedClass, Outcome, Verdict
 
-__all__ = ["idle_doubt", "judge"]
+__all__ = ["idle_doubt", "idle_growth", "judge"]
 
 # A desktop takes some hundred MiB of a device and the driver's own share less; a model takes more than this.
 _MAX_IDLE_BYTES = 3 * GIB // 2
+
+# As much as may stay after a stop: the driver's own bookkeeping moves the reading by some MiB.
+_MAX_GROWTH_BYTES = 64 * MIB
 
 
 def judge(evidence: Evidence, scenario: Scenario, profile: Profile) -> tuple[Verdict, ...]:
@@ -67,6 +70,17 @@ def idle_doubt(evidence: Evidence, wanted: GpuRequirement) -> str:
     return ""
 
 
+def idle_growth(start: StartEvidence, evidence: Evidence) -> str:
+    """Say that more memory was in use before a start than before the first, though nobody is listed that holds it."""
+    first, now = evidence.preflight.idle_bytes, start.idle_bytes
+    if first is None or now is None or start.foreign or now - first <= _MAX_GROWTH_BYTES:
+        return ""
+    return (
+        f"{format_bytes(now - first)} more in use before the start than before the run, "
+        "and no process is listed that holds it"
+    )
+
+
 def _names(gpus: tuple[Gpu, ...]) -> str:
     names = ", ".join(dict.fromkeys(g.name for g in gpus))
     return names if len(gpus) == 1 else f"{len(gpus)} x {names}"
@@ -80,12 +94,14 @@ def _wrong_devices(gpus: tuple[Gpu, ...], wanted: GpuRequirement) -> tuple[str, 
         where = f"device {gpu.index}"
         if gpu.kind is not wanted.kind:
             faults.append(f"{where} is a {gpu.kind}, expected a {wanted.kind}")
-        if wanted.names and gpu.name not in wanted.names:
+        # In a rehearsal any larger card stands in; what it really is, every result says.
+        if wanted.names and gpu.name not in wanted.names and gpu.emulated_on is None:
             faults.append(f"{where} is {gpu.name}, expected {' or '.join(wanted.names)}")
         if gpu.memory_bytes < wanted.memory_bytes:
             have, need = format_bytes(gpu.memory_bytes), format_bytes(wanted.memory_bytes)
             faults.append(f"{where} has {have} of memory, expected at least {need}")
-        if wanted.compute_capability and gpu.compute_capability not in (None, wanted.compute_capability):
+        known = gpu.compute_capability is not None and gpu.emulated_on is None
+        if wanted.compute_capability and known and gpu.compute_capability != wanted.compute_capability:
             faults.append(
                 f"{where} has compute capability {gpu.compute_capability}, expected {wanted.compute_capability}"
             )
@@ -122,6 +138,9 @@ def _findings(evidence: Evidence, wanted: GpuRequirement) -> tuple[str, ...]:
     if unknown:
         findings.append(f"not known: {', '.join(unknown)}")
     for gpu in evidence.gpus:
+        if gpu.emulated_on is not None:
+            size = format_bytes(gpu.memory_bytes)
+            findings.append(f"device {gpu.index}: {size} emulated on {gpu.emulated_on}, whose speed says nothing")
         limit, default = gpu.power_limit_watts, gpu.power_default_watts
         if limit is not None and default is not None and limit < default:
             findings.append(f"device {gpu.index}: power limit {limit:.0f} W, default {default:.0f} W")

@@ -8,7 +8,9 @@ from statistics import median
 
 from pytest_moegpu.checks import offload, output
 from pytest_moegpu.checks.common import broken, grouped, reached, start_median, start_phrase, with_log
-from pytest_moegpu.checks.doubts import MEASURED_PHASES, median_lag, valid
+from pytest_moegpu.checks.doubts import median_lag, valid
+from pytest_moegpu.checks.findings import Weight, told
+from pytest_moegpu.checks.hardware import MEASURED_PHASES, harmful_reasons, slowdowns
 from pytest_moegpu.checks.offload import layers_text
 from pytest_moegpu.checks.preflight import idle_doubt
 from pytest_moegpu.core.evidence import Evidence, Phase, RequestKind, RequestRecord, StartEvidence
@@ -63,6 +65,9 @@ def _gate(evidence: Evidence, scenario: Scenario, profile: Profile) -> Verdict |
         subject="speed",
         phase=Phase.DECODE,
     )
+    if real := next((gpu.emulated_on for gpu in evidence.gpus if gpu.emulated_on), None):
+        reason = f"this is the speed of {real}, on which another card is emulated"
+        return replace(verdict, outcome=Outcome.NOT_COMPARABLE, reason=reason)
     placed = offload.judge(evidence, scenario, profile)
     if any(v.outcome is Outcome.FAILED for v in placed):
         on_cpu = profile.gpu.kind is DeviceKind.CPU
@@ -114,12 +119,14 @@ def _notes(starts: tuple[StartEvidence, ...], profile: Profile) -> Iterator[str]
         yield "tokens counted as stream events: an engine that sends several in one is faster than it seems"
     if any(r.cached_tokens is None for r in requests):
         yield "the engine does not say how much of a prompt came from its cache"
+    moments = (f for s in starts for f in slowdowns(s, *MEASURED_PHASES) if f.weight is Weight.NOTE)
+    yield from told(moments)
     if profile.gpu.kind is DeviceKind.GPU:
         yield from grouped((s.number, f"throttling not read in {phases}") for s in starts if (phases := _unread(s)))
 
 
 def _valid_facts(evidence: Evidence, starts: tuple[StartEvidence, ...], profile: Profile) -> Iterator[str]:
-    if not any(_unread(s) for s in starts):
+    if not any(_unread(s) or any(harmful_reasons(s, phase) for phase in MEASURED_PHASES) for s in starts):
         yield "no throttling"
     seen = {name for s in starts for phase in MEASURED_PHASES for name in reason_names(s.event_reasons.get(phase, 0))}
     if seen & BY_HAND:

@@ -106,6 +106,9 @@ def identity(
         "os.class": os_class,
         "workload.prompts": workload_hash,
     }
+    if any(gpu.emulated_on for gpu in ordered):
+        # Only where it is so, which keeps baselines from before comparable.
+        result["gpu.emulated_on"] = _listed(gpu.emulated_on or "itself" for gpu in ordered)
     for setting in fields(settings):
         value = getattr(settings, setting.name)
         text = _SETTING_DEFAULTS.get(setting.name, NOT_KNOWN) if value is None else _text(value)

@@ -233,7 +233,7 @@ class Profile:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchSpec:
-    """Everything a backend needs to write a command line."""
+    """Everything a backend needs to write a command line. `devices` are indexes in PCI bus order, or UUIDs (MIG)."""
 
     program: tuple[str, ...]
     model_path: str
@@ -242,5 +242,5 @@ class LaunchSpec:
     host: str
     port: int
     api_key: str
-    devices: tuple[int, ...] = ()
+    devices: tuple[str, ...] = ()
     device_kind: DeviceKind = DeviceKind.GPU

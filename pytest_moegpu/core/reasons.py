@@ -5,7 +5,7 @@ Bits: https://docs.nvidia.com/deploy/nvml-api/api/group__nvmlClocksEventReasons.
 
 from __future__ import annotations
 
-__all__ = ["BY_HAND", "EVENT_REASONS", "HARMFUL", "reason_names"]
+__all__ = ["BY_HAND", "EVENT_REASONS", "HARMFUL", "NEGLIGIBLE_SHARE", "reason_names"]
 
 EVENT_REASONS: dict[int, str] = {
     0x001: "idle",
@@ -26,7 +26,13 @@ HARMFUL: frozenset[str] = frozenset({"hw_slowdown", "sw_thermal", "hw_thermal", 
 """Words that make a speed reading invalid.
 
 Running at the power cap is how a loaded GPU works, and idle is how an unloaded one does; neither is here.
-NVML says `hw_slowdown` may also show for a moment while clocks change.
+"""
+
+NEGLIGIBLE_SHARE = 0.02
+"""Below this share of a phase's readings a harmful reason is a note, not a doubt.
+
+NVML says `hw_slowdown` may also show for a moment while clocks change, without harm; and what lasts for less than 2 %
+of a phase cannot cost more than 2 % of its speed, the smallest loss that is ever called one (`core.compare`).
 """
 
 BY_HAND: frozenset[str] = frozenset({"applications_clocks", "display_clocks"})

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import json
 import socket
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import psutil
 
-__all__ = ["Control", "Listener", "free_port", "listener"]
+__all__ = ["Answer", "Asked", "Control", "Listener", "free_port", "listener", "parsed"]
 
+Answer = tuple[int, str]
+"""Status and body."""
+
+_BODY_BYTES = 4 * 2**20
+_WAIT_SLICE = 0.2
 _WILDCARDS = ("0.0.0.0", "::", "::ffff:0.0.0.0")
 
 
@@ -52,34 +61,83 @@ def listener(host: str, port: int) -> Listener | None:
     return Listener(pid=pid)
 
 
+def parsed(answer: Answer | None) -> Any:
+    """Return the decoded JSON body of a 200 answer, else None."""
+    if answer is None or answer[0] != 200:
+        return None
+    try:
+        return json.loads(answer[1])
+    except ValueError:
+        return None
+
+
+class Asked:
+    """A GET under way in a thread of its own, so that whoever waits for it can watch something else meanwhile."""
+
+    def __init__(self, work: Callable[[], Answer | None]) -> None:
+        self._answer: Answer | None = None
+        self._error: Exception | None = None
+        self._done = threading.Event()
+
+        def run() -> None:
+            try:
+                self._answer = work()
+            except Exception as error:  # noqa: BLE001 - raised again for whoever asked
+                self._error = error
+            finally:
+                self._done.set()
+
+        threading.Thread(target=run, name="moegpu-control", daemon=True).start()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the end; True when there is an answer, or it is certain that there is none."""
+        return self._done.wait(seconds)
+
+    def answer(self) -> Answer | None:
+        """Return status and body, or None when nobody answered in time; an error nobody foresaw is raised."""
+        if self._error is not None:
+            raise self._error
+        return self._answer
+
+
 class Control:
-    """GET requests to one server, each with a short deadline."""
+    """GET requests to one server, each on a connection of its own.
+
+    `timeout` is for a whole answer in seconds, so that a server that sends a byte now and then cannot hold it up.
+    """
 
     def __init__(self, host: str, port: int, api_key: str, timeout: float = 2.0) -> None:
-        # trust_env off: a proxy in the environment must not stand between the test and a loopback server.
-        self._client = httpx.Client(
-            base_url=f"http://{host}:{port}",
-            headers={"Authorization": f"Bearer {api_key}"},
-            timeout=timeout,
-            trust_env=False,
-        )
+        shown = f"[{host}]" if ":" in host else host
+        self._url = f"http://{shown}:{port}"
+        self._headers = {"Authorization": f"Bearer {api_key}"}
+        self._timeout = timeout
 
-    def get(self, path: str) -> tuple[int, str] | None:
+    def ask(self, path: str) -> Asked:
+        """Send a GET and return at once."""
+        return Asked(lambda: asyncio.run(self._fetch(path)))
+
+    def get(self, path: str) -> Answer | None:
         """Return status and body, or None while nobody answers."""
-        try:
-            answer = self._client.get(path)
-        except httpx.HTTPError:
-            return None
-        return answer.status_code, answer.text
+        asked = self.ask(path)
+        # In slices, because an endless wait cannot be interrupted on Windows.
+        while not asked.wait(_WAIT_SLICE):
+            pass
+        return asked.answer()
 
-    def get_json(self, path: str) -> Any:
-        """Return the decoded body of a 200 answer, else None."""
+    async def _fetch(self, path: str) -> Answer | None:
+        body = b""
         try:
-            answer = self._client.get(path)
-            return answer.json() if answer.status_code == 200 else None
-        except (httpx.HTTPError, ValueError):
+            # trust_env off: a proxy in the environment must not stand between the test and a loopback server;
+            # verify off: no certificate is read for plain HTTP.
+            async with (
+                asyncio.timeout(self._timeout),
+                httpx.AsyncClient(headers=self._headers, timeout=None, trust_env=False, verify=False) as client,
+                client.stream("GET", self._url + path) as answer,
+            ):
+                async for piece in answer.aiter_bytes():
+                    body += piece
+                    if len(body) > _BODY_BYTES:
+                        return None
+                return answer.status_code, body.decode("utf-8", "replace")
+        except (httpx.HTTPError, TimeoutError):
             return None
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._client.close()

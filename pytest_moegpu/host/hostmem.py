@@ -11,6 +11,7 @@ import psutil
 from pytest_moegpu.core.evidence import DeviceProcess, Sample
 from pytest_moegpu.core.health import DeviceHealth
 from pytest_moegpu.core.model import DeviceKind, Gpu
+from pytest_moegpu.host.treemem import ProcessTree, resident
 
 __all__ = ["HostProbe"]
 
@@ -35,7 +36,7 @@ class HostProbe:
     def __init__(self, cpuinfo: Path = Path("/proc/cpuinfo")) -> None:
         self._cpuinfo = cpuinfo
         self._lock = threading.Lock()
-        self._tree: dict[int, psutil.Process] = {}
+        self._tree = ProcessTree()
         self._readings = 0
 
     def devices(self) -> tuple[Gpu, ...]:
@@ -51,13 +52,7 @@ class HostProbe:
         """Count this process's tree from now on; None, or a process that is already gone, counts nothing."""
         with self._lock:
             self._readings = 0
-            self._tree = {}
-            if pid is None:
-                return
-            try:
-                self._tree[pid] = psutil.Process(pid)
-            except psutil.NoSuchProcess:
-                return
+            self._tree.follow(pid)
 
     def read(self, time: float, phase: str) -> tuple[Sample, ...]:
         """Read the tree once, in bytes.
@@ -67,9 +62,9 @@ class HostProbe:
         """
         with self._lock:
             if self._readings % _TREE_EVERY == 0:
-                self._grow()
+                self._tree.grow()
             self._readings += 1
-            sizes = [_resident(process) for process in self._living()]
+            sizes = [resident(process) for process in self._tree.living()]
         used = None if None in sizes else sum(size for size in sizes if size is not None)
         free = psutil.virtual_memory().available
         return (Sample(time=time, phase=phase, device=0, used_bytes=used, free_bytes=free),)
@@ -84,8 +79,8 @@ class HostProbe:
         A process that has ended and only waits to be reaped holds nothing and is not listed.
         """
         with self._lock:
-            self._grow()
-            sizes = [(process, _resident(process)) for process in self._living()]
+            self._tree.grow()
+            sizes = [(process, resident(process)) for process in self._tree.living()]
         return tuple(
             DeviceProcess(pid=process.pid, device=0, name=_name(process), used_bytes=size)
             for process, size in sizes
@@ -103,35 +98,6 @@ class HostProbe:
             lines = []
         named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
         return next((name for name in named if name), "") or platform.processor() or platform.machine() or "processor"
-
-    def _grow(self) -> None:
-        """Add the descendants of every known process; one whose parent ended has no other way back into the tree."""
-        covered: set[int] = set()
-        for process in self._living():
-            if process.pid in covered:
-                continue
-            try:
-                found = process.children(recursive=True)
-            except psutil.Error:
-                continue
-            covered.update(child.pid for child in found)
-            for child in found:
-                self._tree.setdefault(child.pid, child)
-
-    def _living(self) -> list[psutil.Process]:
-        """Forget what has ended; `is_running` is false too for a pid that now belongs to another process."""
-        self._tree = {pid: process for pid, process in self._tree.items() if process.is_running()}
-        return list(self._tree.values())
-
-
-def _resident(process: psutil.Process) -> int | None:
-    """Return resident bytes, 0 for a process that has just ended, None when it may not be read."""
-    try:
-        return int(process.memory_info().rss)
-    except psutil.NoSuchProcess:
-        return 0
-    except psutil.Error:
-        return None
 
 
 def _name(process: psutil.Process) -> str:

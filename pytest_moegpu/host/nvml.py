@@ -1,149 +1,91 @@
-"""The `nvml` probe: NVIDIA devices through nvidia-ml-py. Alone imports `pynvml`, and only when a probe is made."""
+"""The binding to libnvidia-ml through nvidia-ml-py. Alone imports `pynvml`, and only when NVML is opened."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pytest_moegpu.core.evidence import DeviceProcess, Sample
-from pytest_moegpu.core.health import DeviceHealth
-from pytest_moegpu.core.model import Gpu
 from pytest_moegpu.errors import ProbeError
-from pytest_moegpu.host.selection import Found, select
+from pytest_moegpu.host.selection import Found
 
-__all__ = ["NvmlProbe"]
+__all__ = ["Nvml"]
 
-_SLOW_EVERY = 10
 _ONES_32 = 0xFFFF_FFFF
 _ONES_64 = 0xFFFF_FFFF_FFFF_FFFF
 
 _NOT_GIVEN = (
     "NOT_SUPPORTED",
     "NO_PERMISSION",
+    "NOT_FOUND",
     "FUNCTION_NOT_FOUND",
     "ARGUMENT_VERSION_MISMATCH",
     "DEPRECATED",
     "NO_DATA",
     "LIBRARY_NOT_FOUND",
+    "CORRUPTED_INFOROM",
 )
 """Answers that mean "this field is not to be had here"; the CUDA version comes from libcuda, which may be missing."""
 
+_XID = "look for an Xid in the kernel log"
 _KINDS = {
     "LIBRARY_NOT_FOUND": (
         "no-library",
-        "libnvidia-ml is not installed: no NVIDIA driver, or a container without its utilities",
+        "libnvidia-ml is not installed: install the NVIDIA driver, or give the container its utilities "
+        "(NVIDIA_DRIVER_CAPABILITIES=compute,utility)",
     ),
     "LIB_RM_VERSION_MISMATCH": ("mismatch", "driver and library versions differ: reboot needed"),
-    "NO_PERMISSION": ("no-permission", "no permission to use the NVIDIA device files"),
-    "DRIVER_NOT_LOADED": ("no-device", "the NVIDIA kernel driver is not loaded"),
-    "GPU_NOT_FOUND": ("no-device", "the driver finds no GPU"),
-    "GPU_IS_LOST": ("lost", "the GPU is lost: look for an Xid in the kernel log, then reset it or reboot"),
-    "RESET_REQUIRED": ("lost", "the GPU must be reset before it can be used again: look for an Xid in the kernel log"),
+    "NO_PERMISSION": (
+        "no-permission",
+        "no permission to use the NVIDIA device files: look at the owner and mode of /dev/nvidia*",
+    ),
+    "OPERATING_SYSTEM": (
+        "no-permission",
+        "the system keeps the NVIDIA device files from this process: look at the container's device rules (cgroup)",
+    ),
+    "DRIVER_NOT_LOADED": (
+        "no-device",
+        "the NVIDIA kernel driver is not loaded: try `modprobe nvidia`, else the kernel log says why",
+    ),
+    "GPU_NOT_FOUND": ("no-device", "the driver finds no GPU: does `lspci` show one?"),
+    "GPU_IS_LOST": ("lost", f"the GPU is lost: {_XID}, then reset it or reboot"),
+    "RESET_REQUIRED": ("lost", f"the GPU must be reset before it can be used again: {_XID}"),
+    "INSUFFICIENT_POWER": ("other", "the GPU has not enough power: are its power cables in place?"),
+    "IRQ_ISSUE": ("other", "the kernel has trouble with the GPU's interrupts: look in the kernel log"),
+    "UNKNOWN": (
+        "other",
+        "the driver gives no reason: look in the kernel log; a container whose devices were taken away must be started "
+        "again",
+    ),
 }
-"""What an error that stops the probe means: kind of `ProbeError` and words for a person."""
+"""What an error that stops the probe means: kind of `ProbeError`, and words for a person with what to do next."""
+
+_MODULE_VERSIONS: tuple[Path, ...] = (Path("/sys/module/nvidia/version"), Path("/proc/driver/nvidia/version"))
+"""Where the kernel module says its version; a line of several words in the second."""
 
 
-class NvmlProbe:
-    """Reads NVIDIA devices. A field the driver does not give, or gives as all ones, is None.
-
-    Utilisation, temperature and PCIe link change slowly or cost more than the rest: they are read at every 10th
-    reading and are None in between, never an older value. `memory_version` is `nvml-v2` when every device has it;
-    with `nvml-v1` `used_bytes` contains what the driver keeps for itself.
-
-    Args:
-        devices: The devices to read, as NVML index (PCI bus order) or as UUID or its beginning; digits in a string are
-            an index. They are taken as they are, whatever `visible` says. None given: all visible ones.
-        visible: The value of CUDA_VISIBLE_DEVICES, None where it is not set: UUIDs or their beginnings, or indexes.
-            Indexes count the devices that can be opened, in PCI bus order; CUDA counts so with
-            CUDA_DEVICE_ORDER=PCI_BUS_ID, or when all GPUs are alike. As in CUDA, -1 ends the list.
+class Nvml:
+    """NVML, started. Answers by function name; what is not to be had for one device or driver is None.
 
     Raises:
-        ProbeError: The library, the driver or a device asked for cannot be used; see `kind`.
-        DeviceError: A device asked for does not exist; the message lists those that do.
+        ProbeError: The library or the driver cannot be used; `kind` says which way.
     """
 
-    name = "nvml"
-    interval_seconds = 0.02
-
-    def __init__(self, devices: Sequence[int | str] = (), visible: str | None = None) -> None:
+    def __init__(self) -> None:
         import pynvml
 
-        self._nvml: Any = pynvml
+        self._lib: Any = pynvml
         self._not_given = {getattr(pynvml, f"NVML_ERROR_{name}") for name in _NOT_GIVEN}
         self._kinds = {getattr(pynvml, f"NVML_ERROR_{name}"): words for name, words in _KINDS.items()}
-        self._count = itertools.count()
+        self._missing: set[str] = set()
         self._closed = False
-        self._followed: int | None = None
         try:
             pynvml.nvmlInit()
         except pynvml.NVMLError as error:
             raise self._stopped("NVML does not start", error) from error
-        try:
-            self._devices = select(self._list(), devices, visible)
-            self._memory_v2 = all(self._ask_v2(device) is not None for device in self._devices)
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def memory_version(self) -> str:
-        """`nvml-v2` (used without the driver's reserve) or `nvml-v1` (used with it)."""
-        return "nvml-v2" if self._memory_v2 else "nvml-v1"
-
-    def devices(self) -> tuple[Gpu, ...]:
-        """Identify the devices: memory in bytes, power limits in watts.
-
-        Raises:
-            ProbeError: A device is lost, or does not say how much memory it has (unified memory).
-        """
-        return tuple(self._identify(device) for device in self._devices)
-
-    def versions(self) -> dict[str, str]:
-        """Return `driver` and `cuda_driver` (newest CUDA it serves, e.g. "13.0"); the unknown is absent."""
-        driver = self._ask(None, "nvmlSystemGetDriverVersion")
-        cuda = self._ask(None, "nvmlSystemGetCudaDriverVersion_v2")
-        found = {"driver": driver, "cuda_driver": f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else None}
-        return {name: str(value) for name, value in found.items() if value}
-
-    def follow(self, pid: int | None) -> None:
-        """Remember the server's process; NVML counts whole devices, so readings do not change."""
-        self._followed = pid
-
-    def read(self, time: float, phase: str) -> tuple[Sample, ...]:
-        """Read every device once: bytes, MHz, watts, degrees Celsius, utilisation as a share of one.
-
-        Raises:
-            ProbeError: A device is lost, or NVML fails in a way that is not about a single field.
-        """
-        slow = next(self._count) % _SLOW_EVERY == 0
-        return tuple(self._read(device, time, phase, slow) for device in self._devices)
-
-    def health(self) -> tuple[DeviceHealth, ...]:
-        """Read power limit (watts) and temperature (degrees Celsius) of every device.
-
-        Raises:
-            ProbeError: A device is lost.
-        """
-        return tuple(
-            DeviceHealth(
-                device=device.index,
-                power_limit_watts=self._watts(device, "nvmlDeviceGetEnforcedPowerLimit"),
-                temperature_c=self._temperature(device),
-            )
-            for device in self._devices
-        )
-
-    def processes(self) -> tuple[DeviceProcess, ...]:
-        """List the processes with a compute or graphics context; `used_bytes` is None where the driver does not say.
-
-        A pid without a process in this pid namespace is listed without a name.
-
-        Raises:
-            ProbeError: A device is lost or does not list its processes: an empty list would say that it is free.
-        """
-        return tuple(process for device in self._devices for process in self._processes(device))
 
     def close(self) -> None:
         """Let go of NVML. Safe to call twice; never raises."""
@@ -151,138 +93,198 @@ class NvmlProbe:
             return
         self._closed = True
         try:
-            self._nvml.nvmlShutdown()
-        except self._nvml.NVMLError:
+            self._lib.nvmlShutdown()
+        except self._lib.NVMLError:
             return
 
-    def _list(self) -> list[Found]:
+    def devices(self) -> list[Found]:
+        """List the GPUs in PCI bus order, each with its MIG instances; these are numbered on after the last GPU.
+
+        Raises:
+            ProbeError: The driver does not count its devices, or has none.
+        """
         try:
-            count = self._nvml.nvmlDeviceGetCount()
-        except self._nvml.NVMLError as error:
+            count = self._lib.nvmlDeviceGetCount()
+        except self._lib.NVMLError as error:
             raise self._stopped("NVML does not count its devices", error) from error
         if not count:
-            raise ProbeError("the NVIDIA driver is loaded but has no GPU", kind="no-device")
-        return [self._open(index) for index in range(count)]
+            raise ProbeError(
+                "the NVIDIA driver is loaded but has no GPU: does `lspci` show one, and may this container use it?",
+                kind="no-device",
+            )
+        numbers = itertools.count(count)
+        return [self._divided(self._open(index), numbers) for index in range(count)]
 
-    def _open(self, index: int) -> Found:
-        try:
-            handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
-            uuid, name = self._nvml.nvmlDeviceGetUUID(handle), self._nvml.nvmlDeviceGetName(handle)
-        except self._nvml.NVMLError as error:
-            return Found(index=index, error=self._stopped(f"GPU {index}", error))
-        return Found(index=index, handle=handle, uuid=uuid, name=name)
+    def ask(self, device: Found | None, function: str, *arguments: Any, **named: Any) -> Any:
+        """Call one NVML function; None when this driver or device does not give the answer.
 
-    def _stopped(self, what: str, error: Any) -> ProbeError:
-        kind, words = self._kinds.get(error.value, ("other", ""))
-        return ProbeError(f"{what}: {words} ({error})" if words else f"{what}: {error}", kind=kind)
-
-    def _ask(self, device: Found | None, function: str, *arguments: Any, **named: Any) -> Any:
-        """Call one NVML function; None when this driver or device does not give the answer."""
+        Raises:
+            ProbeError: The device is lost, or NVML fails in a way that is not about a single field.
+        """
+        if function in self._missing:
+            return None
         before = () if device is None else (device.handle,)
         try:
-            return getattr(self._nvml, function)(*before, *arguments, **named)
-        except self._nvml.NVMLError as error:
-            if error.value in self._not_given:
+            return getattr(self._lib, function)(*before, *arguments, **named)
+        except self._lib.NVMLError as error:
+            if error.value == self._lib.NVML_ERROR_FUNCTION_NOT_FOUND and not named:
+                # A symbol the library lacks stays missing, and looking for it again costs more than most answers.
+                self._missing.add(function)
+            if error.value in self._not_given or self._is_for_whole_gpus(device, function, error):
                 return None
             what = function if device is None else f"GPU {device.index} {device.name}, {function}"
             raise self._stopped(what, error) from error
 
-    def _number(self, device: Found, function: str, *arguments: Any, ones: int = _ONES_32) -> int | None:
-        value = self._ask(device, function, *arguments)
+    def number(self, device: Found, function: str, *arguments: Any, ones: int = _ONES_32) -> int | None:
+        """Like `ask`, for one number; all ones stand for "not available"."""
+        value = self.ask(device, function, *arguments)
         return None if value is None or value == ones else int(value)
 
-    def _flag(self, device: Found, function: str) -> bool | None:
+    def long(self, device: Found, function: str, *arguments: Any) -> int | None:
+        """Like `number`, for one of 64 bits."""
+        return self.number(device, function, *arguments, ones=_ONES_64)
+
+    def thousandths(self, device: Found, function: str, ones: int = _ONES_32) -> float | None:
+        """Like `number`, turning milliwatts into watts, or millijoules (64 bits) into joules."""
+        value = self.number(device, function, ones=ones)
+        return None if value is None else value / 1000
+
+    def flag(self, device: Found, function: str) -> bool | None:
         """Read an on/off mode; where NVML gives current and pending, the current one."""
-        value = self._ask(device, function)
+        value = self.ask(device, function)
         current = value[0] if isinstance(value, list | tuple) else value
-        return None if current is None else current == self._nvml.NVML_FEATURE_ENABLED
+        return None if current is None else current == self._lib.NVML_FEATURE_ENABLED
 
-    def _watts(self, device: Found, function: str) -> float | None:
-        milliwatts = self._number(device, function)
-        return None if milliwatts is None else milliwatts / 1000
+    def clock(self, device: Found, domain: str) -> int | None:
+        """Read the clock of a domain (`SM` or `MEM`) in MHz."""
+        return self.number(device, "nvmlDeviceGetClockInfo", getattr(self._lib, f"NVML_CLOCK_{domain}"))
 
-    def _temperature(self, device: Found) -> int | None:
-        """Read the GPU sensor; NVIDIA removes the older of the two functions with CUDA 14."""
-        sensor = self._nvml.NVML_TEMPERATURE_GPU
-        value = self._number(device, "nvmlDeviceGetTemperatureV", sensor)
-        return value if value is not None else self._number(device, "nvmlDeviceGetTemperature", sensor)
+    def energy(self, device: Found) -> float | None:
+        """Read the energy used since the driver was loaded, in joules."""
+        return self.thousandths(device, "nvmlDeviceGetTotalEnergyConsumption", _ONES_64)
 
-    def _ask_v2(self, device: Found) -> Any:
-        return self._ask(device, "nvmlDeviceGetMemoryInfo", version=self._nvml.nvmlMemory_v2)
+    def event_reasons(self, device: Found) -> int | None:
+        """Read the bit mask of why clocks are as they are; older drivers call it throttle reasons."""
+        reasons = self.long(device, "nvmlDeviceGetCurrentClocksEventReasons")
+        return self.long(device, "nvmlDeviceGetCurrentClocksThrottleReasons") if reasons is None else reasons
 
-    def _memory(self, device: Found) -> dict[str, int]:
-        """Return those of total, used, free and reserved (bytes) that the device gives."""
-        info = self._ask_v2(device) if self._memory_v2 else self._ask(device, "nvmlDeviceGetMemoryInfo")
-        names = ("total", "used", "free", "reserved") if self._memory_v2 else ("total", "used", "free")
-        sizes = {} if info is None else {name: int(getattr(info, name)) for name in names}
+    def temperature(self, device: Found) -> int | None:
+        """Read the GPU sensor in degrees Celsius; NVIDIA removes the older of the two functions with CUDA 14."""
+        sensor = self._lib.NVML_TEMPERATURE_GPU
+        # The newer one is a signed number, in which all ones are -1.
+        value = self.number(device, "nvmlDeviceGetTemperatureV", sensor, ones=-1)
+        value = self.number(device, "nvmlDeviceGetTemperature", sensor) if value is None else value
+        return None if value == _ONES_32 else value
+
+    def ecc_errors(self, device: Found, *, corrected: bool) -> int | None:
+        """Count the memory errors since the driver was loaded."""
+        kind = "CORRECTED" if corrected else "UNCORRECTED"
+        return self.long(
+            device,
+            "nvmlDeviceGetTotalEccErrors",
+            getattr(self._lib, f"NVML_MEMORY_ERROR_TYPE_{kind}"),
+            self._lib.NVML_VOLATILE_ECC,
+        )
+
+    def memory(self, device: Found, *, v2: bool) -> dict[str, int] | None:
+        """Return those of total, used, free and, with v2, reserved (bytes) that are given; None: not this version.
+
+        `used` of v1 contains what the driver keeps for itself, that of v2 does not.
+        """
+        version = {"version": self._lib.nvmlMemory_v2} if v2 else {}
+        info = self.ask(device, "nvmlDeviceGetMemoryInfo", **version)
+        if info is None:
+            return None
+        sizes = {"total": info.total, "used": info.used, "free": info.free}
+        if v2:
+            sizes["reserved"] = info.reserved
         return {name: size for name, size in sizes.items() if size != _ONES_64}
 
-    def _identify(self, device: Found) -> Gpu:
-        total = self._memory(device).get("total")
-        if not total:
-            raise ProbeError(f"GPU {device.title} does not say how much memory it has (unified memory?)")
-        capability = self._ask(device, "nvmlDeviceGetCudaComputeCapability")
-        pci = self._ask(device, "nvmlDeviceGetPciInfo")
-        return Gpu(
-            index=device.index,
-            name=device.name,
-            memory_bytes=total,
-            uuid=device.uuid,
-            compute_capability=None if capability is None else f"{capability[0]}.{capability[1]}",
-            power_limit_watts=self._watts(device, "nvmlDeviceGetEnforcedPowerLimit"),
-            power_default_watts=self._watts(device, "nvmlDeviceGetPowerManagementDefaultLimit"),
-            mig=self._flag(device, "nvmlDeviceGetMigMode"),
-            ecc=self._flag(device, "nvmlDeviceGetEccMode"),
-            persistence=self._flag(device, "nvmlDeviceGetPersistenceMode"),
-            pci_bus_id=None if pci is None else pci.busId,
-            pcie_generation_max=self._number(device, "nvmlDeviceGetMaxPcieLinkGeneration"),
-            pcie_width_max=self._number(device, "nvmlDeviceGetMaxPcieLinkWidth"),
-            vbios=self._ask(device, "nvmlDeviceGetVbiosVersion") or None,
+    def processes(self, device: Found, context: str) -> list[tuple[int, int | None]] | None:
+        """List pid and bytes of the processes with a `Compute` or `Graphics` context; None: not listed here.
+
+        Raises:
+            ProbeError: The driver fills its list in another layout than the binding reads, as early 535 ones do.
+        """
+        misread = False
+        for version in ("_v3", "_v2"):
+            entries = self.ask(device, f"nvmlDeviceGet{context}RunningProcesses{version}")
+            if entries is None:
+                continue
+            # One GPU or one instance is asked, so entries of several instances are entries read at wrong places.
+            if len({(entry.gpuInstanceId, entry.computeInstanceId) for entry in entries}) <= 1:
+                return [(entry.pid, _size(entry.usedGpuMemory)) for entry in entries]
+            misread = True
+        if misread:
+            raise ProbeError(
+                f"GPU {device.title} lists its processes in a layout that this nvidia-ml-py misreads: "
+                "update the driver or nvidia-ml-py",
+                kind="no-permission",
+            )
+        return None
+
+    def _open(self, index: int) -> Found:
+        try:
+            handle = self._lib.nvmlDeviceGetHandleByIndex(index)
+            uuid, name = self._lib.nvmlDeviceGetUUID(handle), self._lib.nvmlDeviceGetName(handle)
+        except self._lib.NVMLError as error:
+            return Found(index=index, error=self._stopped(f"GPU {index}", error))
+        return Found(index=index, handle=handle, uuid=uuid, name=name)
+
+    def _divided(self, gpu: Found, numbers: Iterator[int]) -> Found:
+        """Add the MIG instances that this process may use; places without one are skipped."""
+        if gpu.error is not None:
+            return gpu
+        try:
+            if not self.flag(gpu, "nvmlDeviceGetMigMode"):
+                return gpu
+            places = range(self.number(gpu, "nvmlDeviceGetMaxMigDeviceCount") or 0)
+            handles = [self.ask(gpu, "nvmlDeviceGetMigDeviceHandleByIndex", place) for place in places]
+            instances = [Found(index=-1, handle=handle, parent=gpu) for handle in handles if handle is not None]
+            return replace(
+                gpu,
+                mig=True,
+                instances=tuple(
+                    replace(
+                        instance,
+                        index=next(numbers),
+                        uuid=self.ask(instance, "nvmlDeviceGetUUID"),
+                        name=self.ask(instance, "nvmlDeviceGetName") or f"{gpu.name} MIG",
+                    )
+                    for instance in instances
+                ),
+            )
+        except ProbeError as error:
+            return replace(gpu, error=error)
+
+    def _is_for_whole_gpus(self, device: Found | None, function: str, error: Any) -> bool:
+        """Whether a function refuses an instance's handle; from the memory's, that means that the instance is gone."""
+        refused = error.value == self._lib.NVML_ERROR_INVALID_ARGUMENT
+        return refused and device is not None and device.parent is not None and function != "nvmlDeviceGetMemoryInfo"
+
+    def _stopped(self, what: str, error: Any) -> ProbeError:
+        kind, words = self._kinds.get(error.value, ("other", ""))
+        if kind == "mismatch":
+            words += self._both_versions()
+        return ProbeError(f"{what}: {words} ({error})" if words else f"{what}: {error}", kind=kind)
+
+    def _both_versions(self) -> str:
+        """Say which versions differ, as far as they can be read without a started NVML."""
+        try:
+            # With the CUDA version in front: 13.580.159.04.
+            library = str(self._lib.nvmlSystemGetNVMLVersion()).partition(".")[2]
+        except self._lib.NVMLError:
+            library = ""
+        texts = (path.read_text(encoding="utf-8", errors="replace") for path in _MODULE_VERSIONS if path.is_file())
+        module = next((match[0] for text in texts if (match := re.search(r"\b\d{3,}(\.\d+)+", text))), "")
+        found = {"loaded kernel driver": module, "library": library}
+        return (
+            "; " + ", ".join(f"{name} {version}" for name, version in found.items() if version)
+            if any(found.values())
+            else ""
         )
 
-    def _read(self, device: Found, time: float, phase: str, slow: bool) -> Sample:
-        nvml = self._nvml
-        memory = self._memory(device)
-        reasons = self._number(device, "nvmlDeviceGetCurrentClocksEventReasons", ones=_ONES_64)
-        if reasons is None:
-            reasons = self._number(device, "nvmlDeviceGetCurrentClocksThrottleReasons", ones=_ONES_64)
-        load = self._ask(device, "nvmlDeviceGetUtilizationRates") if slow else None
-        return Sample(
-            time=time,
-            phase=phase,
-            device=device.index,
-            used_bytes=memory.get("used"),
-            reserved_bytes=memory.get("reserved"),
-            free_bytes=memory.get("free"),
-            sm_clock_mhz=self._number(device, "nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
-            memory_clock_mhz=self._number(device, "nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
-            event_reasons=reasons,
-            utilisation=None if load is None or load.gpu > 100 else load.gpu / 100,
-            power_watts=self._watts(device, "nvmlDeviceGetPowerUsage"),
-            temperature_c=self._temperature(device) if slow else None,
-            pcie_generation=self._number(device, "nvmlDeviceGetCurrPcieLinkGeneration") if slow else None,
-            pcie_width=self._number(device, "nvmlDeviceGetCurrPcieLinkWidth") if slow else None,
-        )
 
-    def _processes(self, device: Found) -> list[DeviceProcess]:
-        """Merge both lists by pid; each counts all of a process's memory, so the larger one is right, not the sum."""
-        compute = self._ask(device, "nvmlDeviceGetComputeRunningProcesses_v3")
-        if compute is None:
-            raise ProbeError(f"GPU {device.title} does not list its processes", kind="no-permission")
-        graphics = self._ask(device, "nvmlDeviceGetGraphicsRunningProcesses_v3") or []
-        used: dict[int, int | None] = {}
-        for process in (*compute, *graphics):
-            size = process.usedGpuMemory
-            known = None if size is None or size == _ONES_64 else int(size)
-            before = used.get(process.pid)
-            used[process.pid] = known if before is None else max(before, known or 0)
-        return [
-            DeviceProcess(pid=pid, device=device.index, name=_comm(pid), used_bytes=size) for pid, size in used.items()
-        ]
-
-
-def _comm(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
+def _size(used: int | None) -> int | None:
+    """Read a process's memory: all ones, and 0 as drivers say it in containers, mean that it is not known."""
+    return None if not used or used == _ONES_64 else int(used)

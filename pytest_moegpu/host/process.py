@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 
 from pytest_moegpu.errors import ProgramError
+from pytest_moegpu.host.boundedlog import clean
 
 __all__ = ["ServerProcess", "StopReport", "tail"]
 
@@ -24,22 +25,42 @@ _MARK = "MOEGPU_SERVER_MARK"
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 # The supervisor's own bounds are grace + 10 s; past that it is stuck itself.
 _STOP_MARGIN_SECONDS = 20.0
+# What the watcher needs to end what a killed supervisor left.
+_WATCHER_SECONDS = 12.0
 _KERNEL_SECONDS = 2.0
+_STATES = {
+    psutil.STATUS_DISK_SLEEP: "D: waiting in the kernel",
+    psutil.STATUS_ZOMBIE: "Z: dead, but a thread of it lives on",
+    psutil.STATUS_STOPPED: "T: stopped",
+    psutil.STATUS_TRACING_STOP: "t: stopped by a debugger",
+    psutil.STATUS_RUNNING: "R: running",
+    psutil.STATUS_SLEEPING: "S: sleeping",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class StopReport:
-    """How a server ended. `killed` ignored SIGTERM; `left` could not be ended at all."""
+    """How a server ended. `killed` ignored SIGTERM; `left` could not be ended at all, `states` says more of each."""
 
     exit_code: int | None
     killed: tuple[int, ...] = ()
     left: tuple[int, ...] = ()
+    states: tuple[str, ...] = ()
+
+    def describe(self) -> str:
+        """Name what could not be ended, with program and state as far as known; empty when nothing was left."""
+        return ", ".join(self.states or (f"pid {pid}" for pid in self.left))
 
 
 class ServerProcess:
     """One server under a supervisor of its own.
 
     The supervisor holds a pipe to this process: when pytest goes, in whatever way, it closes and the tree is ended.
+    `scope` is `tree` on Linux; elsewhere `group`: a process that leaves the server's process group is then only found
+    by the mark in its environment, and only by `stop`.
+
+    Raises:
+        ProgramError: The program cannot be started.
     """
 
     def __init__(self, argv: Sequence[str], environment: Mapping[str, str], log_path: Path, folder: Path) -> None:
@@ -58,7 +79,7 @@ class ServerProcess:
             "cwd": str(folder),
             "log": str(log_path),
         }
-        # -I -S: no site packages, no environment: it starts in about 15 ms and cannot be hijacked by a user's folder.
+        # -I -S: no site packages, no environment: it starts quickly and cannot be hijacked by a user's folder.
         self._supervisor = subprocess.Popen(
             [sys.executable, "-I", "-S", str(_SUPERVISOR)],
             stdin=subprocess.PIPE,
@@ -80,6 +101,12 @@ class ServerProcess:
             raise ProgramError(f"cannot start {argv[0]!r}: {first.get('message', 'the supervisor said nothing')}")
         self.pid = int(first["pid"])
         self.scope: str = first["scope"]
+        self.supervisor_pid: int = first["supervisor"]
+        """Every process of the server's tree descends from it."""
+        # Held from the start, because psutil then tells a reused pid from this process.
+        self._root: psutil.Process | None = None
+        with contextlib.suppress(psutil.Error):
+            self._root = psutil.Process(self.supervisor_pid)
         self._reader = threading.Thread(target=self._listen, name="moegpu-supervisor", daemon=True)
         self._reader.start()
 
@@ -91,11 +118,15 @@ class ServerProcess:
     def _listen(self) -> None:
         assert self._supervisor.stdout is not None
         for line in self._supervisor.stdout:
-            event = json.loads(line)
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue  # broken off, when the supervisor was killed while it spoke
             if event["event"] == "exited":
                 self._code = event["code"]
                 self._exited.set()
             elif event["event"] == "stopped":
+                # A watcher that ended what a killed supervisor left does not know the code.
                 self._code = event["code"] if self._code is None else self._code
                 self._report = StopReport(
                     exit_code=self._code, killed=tuple(event["killed"]), left=tuple(event["left"])
@@ -103,15 +134,12 @@ class ServerProcess:
         self._exited.set()
         self._stopped.set()
 
-    @property
-    def supervisor_pid(self) -> int:
-        """Pid of the supervisor; every process of the server's tree descends from it."""
-        return self._supervisor.pid
-
     def tree(self) -> frozenset[int]:
         """Return the pids of the server and of all it started that live now; empty when the supervisor is gone."""
+        if self._root is None:
+            return frozenset()
         try:
-            return frozenset(child.pid for child in psutil.Process(self.supervisor_pid).children(recursive=True))
+            return frozenset(child.pid for child in self._root.children(recursive=True))
         except psutil.Error:
             return frozenset()
 
@@ -130,10 +158,10 @@ class ServerProcess:
         return self._exited.wait(timeout)
 
     def _without_supervisor(self) -> StopReport:
-        """Clean up when the supervisor itself was killed, as by the kernel's out-of-memory killer.
+        """Clean up when supervisor and watcher were both killed.
 
         The kernel then kills the server's first process; others of its tree are found by the mark in their environment.
-        One that cleared its environment is not, which only the supervisor's parent links could do.
+        One that cleared its environment is not, which only parent links could do.
         """
         if self.pid is not None:
             _ended(self.pid, _KERNEL_SECONDS)
@@ -174,7 +202,11 @@ class ServerProcess:
         with contextlib.suppress(OSError, ValueError):
             self._send({"do": "stop", "grace": grace})
         if not self._stopped.wait(max(0.0, end - time.monotonic())):
-            self._supervisor.kill()
+            with contextlib.suppress(psutil.Error):
+                if self._root is not None:
+                    self._root.kill()
+            if not self._stopped.wait(_WATCHER_SECONDS):
+                self._supervisor.kill()
         self._supervisor.wait()
         self._reader.join(1.0)
         for stream in (self._supervisor.stdin, self._supervisor.stdout):
@@ -183,8 +215,10 @@ class ServerProcess:
                     stream.close()
         if self._report is None:
             self._report = self._without_supervisor()
-        elif self._report.left and not self._swept:
+        elif (self._report.left or self.scope == "group") and not self._swept:
             self._report = self._sweep(self._report)
+        if not self._swept:
+            self._report = replace(self._report, states=tuple(_described(pid) for pid in self._report.left))
         self._swept = True
         return self._report
 
@@ -200,26 +234,39 @@ def _marked(mark: str) -> set[psutil.Process]:
 
 
 def _ended(pid: int, within: float) -> bool:
-    """Wait until a process no longer runs; one that is dead and only waits to be reaped does not."""
+    """Wait until a process no longer runs; one that is dead and only waits to be reaped does not.
+
+    A process whose first thread is dead looks like that too while another thread hangs in the kernel, memory and all.
+    """
     end = time.monotonic() + within
     while True:
         try:
-            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            process = psutil.Process(pid)
+            if process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1:
                 return True
         except psutil.NoSuchProcess:
             return True
+        except psutil.AccessDenied:
+            pass
         if time.monotonic() >= end:
             return False
         time.sleep(0.01)
 
 
+def _described(pid: int) -> str:
+    try:
+        process = psutil.Process(pid)
+        return f"pid {pid} ({process.name()}, {_STATES.get(process.status(), process.status())})"
+    except psutil.Error:
+        return f"pid {pid}"
+
+
 def tail(path: Path, lines: int = 20, limit: int = 65536) -> tuple[str, ...]:
-    """Return the last lines of a log, whatever bytes are in it; empty when there is none."""
+    """Return the last lines of a log, fit to be shown; empty when there is none."""
     try:
         with path.open("rb") as file:
-            file.seek(0, 2)
-            file.seek(max(0, file.tell() - limit))
-            text = file.read().decode("utf-8", "replace")
+            file.seek(max(0, file.seek(0, 2) - limit))
+            text = file.read(limit).decode("utf-8", "replace")
     except OSError:
         return ()
-    return tuple(text.rstrip("\n").splitlines()[-lines:]) if text.strip() else ()
+    return tuple(clean(line) for line in text.rstrip("\n").splitlines()[-lines:]) if text.strip() else ()

@@ -2,39 +2,85 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from pytest_moegpu.core.evidence import Phase, Sample
 from pytest_moegpu.errors import ProbeError
 from pytest_moegpu.host.probe import Probe
+from pytest_moegpu.host.treemem import TreeMemory
 
 __all__ = ["Sampler"]
+
+_HOST_EVERY_SECONDS = 0.25
+_SWITCH_SECONDS = 0.0005
+
+
+class _Switching:
+    """Has threads give up the GIL when asked for 0.5 ms, while any sampler runs; the setting is the whole process's."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running = 0
+        self._before = 0.0
+
+    def begin(self) -> None:
+        with self._lock:
+            if not self._running:
+                self._before = sys.getswitchinterval()
+                sys.setswitchinterval(min(self._before, _SWITCH_SECONDS))
+            self._running += 1
+
+    def end(self) -> None:
+        with self._lock:
+            self._running -= 1
+            if not self._running:
+                sys.setswitchinterval(self._before)
+
+
+_switching = _Switching()
 
 
 class Sampler:
     """One sampling of one start. Reads every `probe.interval_seconds`, from `start` to `stop`.
 
-    The thread waits a whole interval after each reading, so a slow probe is read less often and never in a burst.
-    It stops at the first error and keeps it in `error`. The phase is `preflight` until the first `enter`.
+    Readings are due at start + n intervals: a late one does not move those after it, and one that took longer than
+    its interval costs the ones it covered, never a burst. The thread stops at the first error and keeps it in `error`.
+    The phase is `preflight` until the first `enter`.
+
+    A thread and not a process: at Python's own switch interval of 5 ms, beside a thread that never rests, it was read
+    83 to 85 times a second instead of 100, with gaps of 40 to 47 ms, since each call of the device's library gives up
+    the GIL. At 0.5 ms, which is set while a sampler runs, it was 97 to 100 times, with gaps of 11 to 28 ms; beside
+    measured streams 99.7 to 100 times, with gaps of 11 to 21 ms (`bench/sampler_cost.py`, two busy cores).
+
+    Host memory is read four times a second in a second thread, because looking up a process tree takes milliseconds;
+    it is put on the first device's sample of the next reading, the others have None.
 
     Args:
         probe: What to read. Its `read` may be called from two threads.
-        clock: Seconds on the run's monotonic clock.
+        clock: Seconds on the run's monotonic clock, for the stamps.
+        host: Host memory of the server's tree, None: not read.
     """
 
-    def __init__(self, probe: Probe, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, probe: Probe, clock: Callable[[], float] = time.monotonic, host: TreeMemory | None = None
+    ) -> None:
         self._probe = probe
         self._clock = clock
+        self._host = host
+        self._host_reading: tuple[int | None, int] | None = None
         self._lock = threading.Lock()
         self._phase: str = Phase.PREFLIGHT
         self._readings: list[tuple[Sample, ...]] = []
-        self._times: list[float] = []
+        self._count = 0
+        self._first = self._last = self._gap = 0.0
         self._error: ProbeError | None = None
         self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
         """Begin reading.
@@ -42,21 +88,28 @@ class Sampler:
         Raises:
             RuntimeError: It was started before; a sampler is used once.
         """
-        if self._thread is not None:
+        if self._threads:
             raise RuntimeError("a sampler is started once")
-        self._thread = threading.Thread(target=self._run, name="moegpu-sampler", daemon=True)
-        self._thread.start()
+        self._threads.append(threading.Thread(target=self._run, name="moegpu-sampler", daemon=True))
+        if self._host is not None:
+            self._threads.append(threading.Thread(target=self._run_host, name="moegpu-sampler-host", daemon=True))
+        _switching.begin()
+        for thread in self._threads:
+            thread.start()
 
     def stop(self, timeout: float = 5.0) -> None:
-        """End reading and wait for the thread; calling it again, or before `start`, does nothing.
+        """End reading and wait for the thread, at most one interval; calling it again, or before `start`, does nothing.
 
         A reading that has not come back after `timeout` seconds is left behind and reported in `error`.
         """
-        self._stopping.set()
-        if self._thread is None:
+        if not self._threads or self._stopping.is_set():
             return
-        self._thread.join(timeout)
-        if self._thread.is_alive():
+        self._stopping.set()
+        _switching.end()
+        until = time.monotonic() + timeout
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        if self._threads[0].is_alive():
             self._keep(ProbeError(f"the {self._probe.name} probe has not answered for {timeout:g} s"))
 
     def enter(self, phase: str) -> None:
@@ -84,14 +137,24 @@ class Sampler:
         except ProbeError as error:
             self._keep(error)
             raise
+        if self._host is not None:
+            reading = _with_host(reading, (self._host.read(), self._host.free()))
         with self._lock:
             self._readings.append(reading)
         return reading
 
+    def drain(self) -> tuple[Sample, ...]:
+        """Return every sample since the last call and forget them: for who watches for hours."""
+        with self._lock:
+            readings, self._readings = self._readings, []
+        return tuple(sample for reading in readings for sample in reading)
+
     @property
     def samples(self) -> tuple[Sample, ...]:
         """Every sample so far, in the order they were read."""
-        return tuple(sample for reading in self._kept() for sample in reading)
+        with self._lock:
+            readings = list(self._readings)
+        return tuple(sample for reading in readings for sample in reading)
 
     @property
     def error(self) -> ProbeError | None:
@@ -102,34 +165,73 @@ class Sampler:
     def rate(self) -> float | None:
         """Return the thread's readings per second, None for fewer than two. `read_once` does not count."""
         with self._lock:
-            times = list(self._times)
-        if len(times) < 2 or times[-1] <= times[0]:
-            return None
-        return (len(times) - 1) / (times[-1] - times[0])
+            seconds = self._last - self._first
+            return (self._count - 1) / seconds if self._count > 1 and seconds > 0 else None
+
+    def gap(self) -> float | None:
+        """Return the longest time between two readings of the thread in seconds, None for fewer than two.
+
+        What was on the device for a shorter time may have passed between two readings.
+        """
+        with self._lock:
+            return self._gap if self._count > 1 else None
 
     def _run(self) -> None:
-        while not self._stopping.is_set():
-            began = self._clock()
+        read, clock, stopping = self._probe.read, self._clock, self._stopping.is_set
+        interval = self._probe.interval_seconds
+        began = time.monotonic()
+        tick = 0
+        while not stopping():
+            now = clock()
             try:
-                reading = self._probe.read(began, self._phase)
+                reading = read(now, self._phase)
             except ProbeError as error:
                 self._keep(error)
                 return
             except Exception as error:  # noqa: BLE001 - a thread that dies unseen would look like an idle device
-                unforeseen = ProbeError(f"the {self._probe.name} probe failed: {type(error).__name__}: {error}")
-                unforeseen.__cause__ = error
-                self._keep(unforeseen)
+                self._keep(_unforeseen(f"the {self._probe.name} probe", error))
                 return
-            with self._lock:
-                self._readings.append(reading)
-                self._times.append(began)
-            self._stopping.wait(self._probe.interval_seconds)
+            self._add(now, reading)
+            spent = time.monotonic() - began
+            tick = max(tick, int(spent / interval)) + 1
+            time.sleep(max(0.0, tick * interval - spent))
+
+    def _add(self, now: float, reading: tuple[Sample, ...]) -> None:
+        host, self._host_reading = self._host_reading, None
+        if host is not None:
+            reading = _with_host(reading, host)
+        with self._lock:
+            self._readings.append(reading)
+            if self._count:
+                self._gap = max(self._gap, now - self._last)
+            else:
+                self._first = now
+            self._last = now
+            self._count += 1
+
+    def _run_host(self) -> None:
+        assert self._host is not None
+        while True:
+            try:
+                self._host_reading = (self._host.read(), self._host.free())
+            except Exception as error:  # noqa: BLE001 - as in `_run`
+                self._keep(_unforeseen("host memory", error))
+                return
+            if self._stopping.wait(_HOST_EVERY_SECONDS):
+                return
 
     def _keep(self, error: ProbeError) -> None:
         with self._lock:
             if self._error is None:
                 self._error = error
 
-    def _kept(self) -> list[tuple[Sample, ...]]:
-        with self._lock:
-            return list(self._readings)
+
+def _with_host(reading: tuple[Sample, ...], host: tuple[int | None, int]) -> tuple[Sample, ...]:
+    used, free = host
+    return (replace(reading[0], host_bytes=used, host_free_bytes=free), *reading[1:]) if reading else reading
+
+
+def _unforeseen(what: str, error: Exception) -> ProbeError:
+    kept = ProbeError(f"{what} failed: {type(error).__name__}: {error}")
+    kept.__cause__ = error
+    return kept

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from pytest_moegpu.core.faults import find
 from pytest_moegpu.errors import ProgramError
 
 __all__ = ["find_program", "host_facts", "libraries", "os_class", "program_output"]
@@ -96,6 +97,11 @@ def program_output(argv: Sequence[str]) -> str:
         raise ProgramError(f"cannot run {' '.join(argv)!r}: {error}") from error
     output = done.stdout + done.stderr
     if done.returncode != 0:
-        last = output.strip().splitlines()[-3:]
-        raise ProgramError(f"{' '.join(argv)!r} ended with exit code {done.returncode}: " + " / ".join(last))
+        lines = output.strip().splitlines()
+        # A missing library shows up here first.
+        fault = find(lines)
+        told = f" ({fault.words}; {fault.advice})" if fault is not None else ""
+        raise ProgramError(
+            f"{' '.join(argv)!r} ended with exit code {done.returncode}{told}: " + " / ".join(lines[-3:])
+        )
     return output

@@ -18,12 +18,12 @@ from pytest_moegpu.core.evidence import Sample
 from pytest_moegpu.core.record import RUN_SCHEMA, RunRecord
 from pytest_moegpu.errors import RecordError, UserError, nearest
 from pytest_moegpu.host.files import write_atomic
+from pytest_moegpu.host.recording import Origin, Recording, write_recording
 
 __all__ = ["Bundle", "RunStore", "baseline_path", "read_baseline", "read_run", "write_baseline"]
 
 _T = TypeVar("_T")
 _TIME_LENGTH = len("20261130-100000")
-_COLUMNS = tuple(Sample.__dataclass_fields__)
 
 
 def _read(path: Path, kind: type[_T], what: str, schema: int) -> _T:
@@ -92,12 +92,12 @@ class Bundle:
         """Where the server log of one start goes."""
         return self.folder / f"server-{scenario}-{number}.log"
 
-    def write_telemetry(self, scenario: str, number: int, samples: Iterable[Sample]) -> Path:
-        """Write the samples of one start: a first line with the column names, then one JSON array per sample."""
-        lines = [json.dumps(_COLUMNS)]
-        lines += [json.dumps([getattr(sample, column) for column in _COLUMNS]) for sample in samples]
+    def write_telemetry(
+        self, scenario: str, number: int, samples: Iterable[Sample], origin: Origin | None = None
+    ) -> Path:
+        """Write the samples of one start, with what they are of, so that they can be replayed; see `host.recording`."""
         path = self.folder / f"telemetry-{scenario}-{number}.jsonl"
-        write_atomic(path, ("\n".join(lines) + "\n").encode())
+        write_recording(path, Recording(samples=tuple(samples), origin=origin or Origin()))
         return path
 
 

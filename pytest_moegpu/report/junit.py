@@ -28,6 +28,7 @@ def properties(verdicts: Sequence[Verdict]) -> tuple[tuple[str, str], ...]:
         "reason": "" if outcome.green else cause.reason,
         "scenario": ", ".join(dict.fromkeys(v.scenario for v in verdicts)),
         "check": ", ".join(dict.fromkeys(v.check for v in verdicts)),
+        "rehearsal": cause.more.get("rehearsal", ""),
     }
     named = tuple((f"moegpu.{name}", text) for name, text in about.items() if text)
     return (*named, *dict.fromkeys(pair for v in verdicts for pair in _numbers(v)))

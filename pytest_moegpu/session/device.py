@@ -11,7 +11,7 @@ from pytest_moegpu.core.units import format_bytes
 from pytest_moegpu.errors import ProbeError, StartError
 from pytest_moegpu.host.probe import Probe
 
-__all__ = ["Idle", "held", "named", "on_device", "refuse_busy", "used", "wait_idle"]
+__all__ = ["Idle", "held", "named", "not_given_back", "on_device", "refuse_busy", "used", "wait_idle"]
 
 _POLL_SECONDS = 0.1
 
@@ -71,6 +71,26 @@ def held(after: int | None, idle: int | None) -> int:
     if after is None or idle is None or after - idle <= RETURN_SLACK_BYTES:
         return 0
     return after - idle
+
+
+def not_given_back(
+    rest: int, seconds: float | None, still: Sequence[DeviceProcess], tree: frozenset[int], notes: Sequence[str] = ()
+) -> str:
+    """Say how much memory did not come back after a stop, and who holds it: pids and sizes, ours and others' apart.
+
+    Args:
+        rest: Bytes above the idle reading.
+        seconds: How long was waited.
+        still: Processes on the device now.
+        tree: Pids of the server and of all that it ever started.
+        notes: Why the list of processes may not be known.
+    """
+    ours = named([p for p in still if p.pid in tree])
+    others = named([p for p in still if p.pid not in tree])
+    holders = [text for text in (ours and f"held by {ours} of the server", others and f"in use by {others}") if text]
+    unknown = next((note for note in notes if note.startswith("processes")), "no process is listed that holds it")
+    waited = "" if seconds is None else f" after {seconds:.0f} s"
+    return f"memory did not come back: {format_bytes(rest)} above idle{waited}; {'; '.join(holders) or unknown}"
 
 
 def wait_idle(probe: Probe, idle: int | None, seconds: float) -> Idle:

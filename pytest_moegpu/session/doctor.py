@@ -11,7 +11,7 @@ from pytest_moegpu.catalog import Catalog
 from pytest_moegpu.core.model import Profile
 from pytest_moegpu.core.units import format_bytes
 from pytest_moegpu.errors import MoegpuError, ProbeError
-from pytest_moegpu.host.nvml import NvmlProbe
+from pytest_moegpu.host.nvmlprobe import NvmlProbe
 from pytest_moegpu.host.stack import find_program, host_facts, os_class, program_output
 from pytest_moegpu.options import Options
 from pytest_moegpu.session.device import named, on_device

@@ -103,8 +103,18 @@ class Comparison:
         )
 
 
-def finish(verdict: Verdict, folder: Path, rerun: str) -> Verdict:
-    """Add what only the run knows: its folder in the promote command, the tail of the log, the line that asks again."""
+def finish(verdict: Verdict, folder: Path, rerun: str, rehearsal: str = "") -> Verdict:
+    """Add what only the run knows: its folder in the promote command, the tail of the log, the line that asks again.
+
+    `rehearsal` says on what a smaller card was emulated; the verdict then carries the mark wherever it is shown.
+    """
+    if rehearsal:
+        verdict = replace(
+            verdict,
+            subject=f"{verdict.subject} (rehearsal)",
+            lines=(*verdict.lines, ("rehearsal", rehearsal)),
+            more=verdict.more | {"rehearsal": rehearsal},
+        )
     last = verdict.log_tail
     if verdict.log_path and not last and not verdict.outcome.green:
         last = tail(Path(verdict.log_path))

@@ -6,7 +6,7 @@ from pytest_moegpu.core.evidence import Phase, StartFailure
 from pytest_moegpu.core.units import format_bytes
 from pytest_moegpu.errors import ProbeError, StartError
 from pytest_moegpu.host.probe import Probe
-from pytest_moegpu.session.device import held, on_device, refuse_busy, used, wait_idle
+from pytest_moegpu.session.device import held, not_given_back, on_device, refuse_busy, used, wait_idle
 from pytest_moegpu.session.server import Server
 
 __all__ = ["Live"]
@@ -52,7 +52,12 @@ class Live:
         server, self._server = self._server, None
         report = server.stop()
         if report.left:
-            return f"a live server left pids {', '.join(map(str, report.left))} behind"
-        after, _ = wait_idle(self._probe, self._idle, server.limits.idle_return_seconds)
-        rest = held(after, self._idle)
-        return f"a live server left {format_bytes(rest)} on the device" if rest else ""
+            return f"a live server could not be ended: {report.describe()}"
+        after, seconds = wait_idle(self._probe, self._idle, server.limits.idle_return_seconds)
+        if not (rest := held(after, self._idle)):
+            return ""
+        try:
+            still = on_device(self._probe, server.notes)
+        except ProbeError as error:
+            return f"a live server left {format_bytes(rest)} on the device, which cannot be read now: {error}"
+        return f"a live server: {not_given_back(rest, seconds, still, server.tree, server.notes)}"

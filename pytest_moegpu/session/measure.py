@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from pytest_moegpu.core import phases
@@ -15,12 +15,16 @@ from pytest_moegpu.core.evidence import (
     StartEvidence,
     StartFailure,
 )
+from pytest_moegpu.core.health import DeviceHealth
+from pytest_moegpu.core.telemetry import summarise
 from pytest_moegpu.errors import ProbeError, StartError
+from pytest_moegpu.host.kernlog import KernelLogReader
 from pytest_moegpu.host.probe import Probe
 from pytest_moegpu.host.process import StopReport, tail
 from pytest_moegpu.host.sampler import Sampler
 from pytest_moegpu.host.stack import libraries
-from pytest_moegpu.session.device import held, on_device, refuse_busy, used, wait_idle
+from pytest_moegpu.host.treemem import TreeMemory
+from pytest_moegpu.session.device import held, not_given_back, on_device, refuse_busy, used, wait_idle
 from pytest_moegpu.session.progress import Progress
 from pytest_moegpu.session.server import Server, unforeseen
 from pytest_moegpu.session.workload import Workload
@@ -48,16 +52,20 @@ class StartRun:
     parts: frozenset[Part]
     progress: Progress
     refuse: str = ""
+    kernel: KernelLogReader = field(default_factory=KernelLogReader)
 
     def __post_init__(self) -> None:
-        self._sampler = Sampler(self.probe)
+        self._memory = TreeMemory()
+        self._sampler = Sampler(self.probe, host=self._memory)
         self._phase = Phase.PREFLIGHT
         self.workload.enter = self._enter
+        self.workload.halted = lambda: self._sampler.error is not None
         self._libraries: dict[str, str] = {}
         self._counters: dict[str, float] = {}
         self._processes: tuple[DeviceProcess, ...] = ()
         self._foreign: tuple[DeviceProcess, ...] = ()
         self._left: tuple[DeviceProcess, ...] = ()
+        self._health: tuple[DeviceHealth, ...] = ()
 
     def _enter(self, phase: Phase) -> None:
         self._phase = phase
@@ -70,7 +78,9 @@ class StartRun:
         stop = StopReport(exit_code=None)
         idle: int | None = None
         try:
+            self.kernel.mark()
             self.probe.follow(None)
+            self._health = self.probe.health()
             idle = used(self._sampler.read_once("idle"))
             self._foreign = on_device(self.probe, self.server.notes)
             refuse_busy(self._foreign, self.refuse)
@@ -78,7 +88,9 @@ class StartRun:
             self._sampler.start()
             self._serve()
         except StartError as error:
-            failure = error.failure
+            lost = self._sampler.error
+            # A server dies of a lost device, and not the other way round.
+            failure = self._failed(lost) if lost is not None and lost.kind == "lost" else error.failure
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the first cause, and told once
             failure = self._failed(error)
         finally:
@@ -86,24 +98,30 @@ class StartRun:
             self._enter(Phase.STOP)
             try:
                 stop = self.server.stop()
+                if stop.left:
+                    failure = failure or self._stuck(stop)
             except Exception as error:  # noqa: BLE001 - as above
                 failure = failure or self._failed(error)
                 stop = StopReport(exit_code=None, left=tuple(sorted(self.server.tree)))
             finally:
                 self._sampler.stop()
-        if failure is None and self._sampler.error is not None:
-            failure = StartFailure(phase=Phase.STOP, cause=f"the device could not be read: {self._sampler.error}")
+        if self._sampler.error is not None:
+            failure = failure or self._failed(self._sampler.error)
         after, seconds = None, None
+        health: tuple[DeviceHealth, ...] = ()
         try:
             self.progress.live("stopped, waiting for the memory to come back")
             after, seconds = wait_idle(self.probe, idle, self.server.limits.idle_return_seconds)
-            if held(after, idle):
+            health = self.probe.health()
+            if rest := held(after, idle):
                 still = on_device(self.probe, self.server.notes)
                 self._left = tuple(p for p in still if p.pid in self.server.tree)
                 self._note_foreign(tuple(p for p in still if p.pid not in self.server.tree))
+                cause = not_given_back(rest, seconds, still, self.server.tree, self.server.notes)
+                failure = failure or self._stopped(cause)
         except Exception as error:  # noqa: BLE001 - as above
             failure = failure or self._failed(error)
-        return self._recorded(started_at, failure, stop, idle, after, seconds)
+        return self._recorded(started_at, failure, stop, idle, after, seconds, health)
 
     def _failed(self, error: Exception) -> StartFailure:
         """Name the phase an error happened in, and what it was."""
@@ -112,20 +130,33 @@ class StartRun:
             phase=self._phase,
             cause=f"the device cannot be read: {error}" if device else unforeseen(error),
             log_path=str(self.server.log_path),
+            kind="gpu-lost" if isinstance(error, ProbeError) and error.kind == "lost" else "",
         )
+
+    def _stuck(self, stop: StopReport) -> StartFailure:
+        return self._stopped(f"the server could not be ended: {stop.describe()}")
+
+    def _stopped(self, cause: str) -> StartFailure:
+        return StartFailure(phase=Phase.STOP, cause=cause, log_path=str(self.server.log_path))
 
     def _serve(self) -> None:
         self.progress.live("loading the model")
-        self.server.start(self.probe.follow, lambda seconds: self.progress.live(f"loading the model, {seconds:.0f} s"))
+        self.server.start(self._follow, lambda seconds: self.progress.live(f"loading the model, {seconds:.0f} s"))
         self.progress.line(f"ready after {self.server.load_seconds or 0:.1f} s")
         if self.server.pid is not None:
             self._libraries = libraries(self.server.pid)
         self._look()
         self.workload.run(self.parts)
+        if self._sampler.error is not None:
+            raise StartError(self._failed(self._sampler.error))
         self._look()
         self._counters = self.server.metrics()
         if not self.server.alive:
             raise self.server.failure(self._phase, self.server.death())
+
+    def _follow(self, pid: int) -> None:
+        self.probe.follow(pid)
+        self._memory.follow(pid)
 
     def _look(self) -> None:
         """Note who is on the device, and who of these is not of the server's tree."""
@@ -150,6 +181,7 @@ class StartRun:
         idle: int | None,
         after: int | None,
         return_seconds: float | None,
+        health: tuple[DeviceHealth, ...],
     ) -> Recorded:
         records: tuple[RequestRecord, ...] = tuple(self.workload.records)
         samples = phases.label(self._sampler.samples, records)
@@ -167,6 +199,11 @@ class StartRun:
             peaks=phases.peaks(during),
             samples=sum(sample.used_bytes is not None for sample in during),
             sampler_hz=self._sampler.rate(),
+            sampler_gap=self._sampler.gap(),
+            telemetry=summarise(during),
+            health_before=self._health,
+            health_after=health,
+            kernel=self.kernel.since_mark(),
             requests=records,
             log=self.server.log_facts(),
             served_model=self.server.served.name,

@@ -24,7 +24,7 @@ from pytest_moegpu.session.judge import Comparison
 __all__ = ["check_baselines", "compare_runs", "promote", "show"]
 
 # What must be good before speeds and memory may become what others are measured by.
-_MUST_BE_GREEN = ("offload", "output", "memory", "throughput")
+_MUST_BE_GREEN = ("offload", "output", "memory", "stability", "throughput")
 # 5 against 5 starts is the first even case in which the exact test can reject at 1 %.
 _ADVISED_STARTS = 5
 
@@ -150,6 +150,11 @@ def promote(runs: Sequence[str], root: Path, folder: Path, add: bool) -> list[st
 def _promotable(record: RunRecord) -> list[Baseline]:
     found = []
     for evidence in record.evidence:
+        if real := next((gpu.emulated_on for gpu in evidence.gpus if gpu.emulated_on), None):
+            raise RecordError(
+                f"run {record.id}, {evidence.scenario}: a rehearsal on {real} (--moegpu-emulate-vram) can never become "
+                "the baseline of the real card"
+            )
         bad = _faults(record, evidence)
         if bad:
             raise RecordError(f"run {record.id}, {evidence.scenario}: not good enough for a baseline: {'; '.join(bad)}")

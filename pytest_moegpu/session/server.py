@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pytest_moegpu.backends.base import Backend, ChatRequest, Health, ServedModel
+from pytest_moegpu.core import faults
 from pytest_moegpu.core.evidence import LogFacts, Phase, RequestKind, RequestRecord, StartFailure
 from pytest_moegpu.core.model import LaunchSpec, Limits
 from pytest_moegpu.core.timing import parse_events, record
 from pytest_moegpu.errors import MoegpuError, ProgramError, StartError
+from pytest_moegpu.host.boundedlog import read_ends
 from pytest_moegpu.host.client import StreamClient
-from pytest_moegpu.host.control import Control, listener
+from pytest_moegpu.host.control import Answer, Control, listener, parsed
 from pytest_moegpu.host.process import ServerProcess, StopReport, tail
 
 __all__ = ["Server", "new_key", "unforeseen"]
 
 _POLL_SECONDS = 0.05
+_WATCH_SECONDS = 0.02
 _NOTICE_SECONDS = 1.0
-_LOG_LIMIT = 4 * 2**20
+# The end of a log, in which a death is explained.
+_LAST_LINES = 200
 # One token is asked of a server that has just said it is ready; first kernels may still be compiled.
 _FIRST_TOKEN_SECONDS = 180.0
 
@@ -38,6 +43,16 @@ def unforeseen(error: Exception) -> str:
         place = place.tb_next
     where = f" (at {Path(place.tb_frame.f_code.co_filename).name}:{place.tb_lineno})" if place is not None else ""
     return f"unforeseen {type(error).__name__}: {error}{where}"
+
+
+def _ending(code: int | None) -> str:
+    """Say how a process ended, from its exit code."""
+    if code is None:
+        return "an exit code that is not known"
+    if code >= 0:
+        return f"exit code {code}"
+    names = {number.value: f" ({number.name})" for number in signal.Signals}
+    return f"signal {-code}{names.get(-code, '')}"
 
 
 class Server:
@@ -99,6 +114,11 @@ class Server:
         except ProgramError as error:
             raise self.failure(Phase.LAUNCH, str(error)) from error
         assert self._process.pid is not None
+        if self._process.scope == "group":
+            self.notes.append(
+                "this system has no child subreaper: only the server's process group can be ended, "
+                "and what bears this run's mark"
+            )
         phase = Phase.LOAD
         try:
             spawned(self._process.pid)
@@ -121,7 +141,7 @@ class Server:
         while not health.ready:
             if not self._process.alive:
                 raise self.failure(Phase.LOAD if answered else Phase.LAUNCH, self.death())
-            if (answer := self._control.get(self.backend.health_path)) is not None:
+            if (answer := self._get(self.backend.health_path)) is not None:
                 answered = True
                 health = self.backend.read_health(*answer)
             waited = time.monotonic() - began
@@ -129,19 +149,46 @@ class Server:
             if not health.ready and waited >= self.limits.ready_seconds:
                 state = "still loading" if health.loading else health.detail
                 cause = f"not ready after {self.limits.ready_seconds:g} s; last state: {state}"
-                raise self.failure(Phase.LOAD, cause, state=state)
+                raise self._broken(Phase.LOAD, cause, state)
             if not health.ready:
                 self._process.wait(_POLL_SECONDS)
 
+    def _get(self, path: str) -> Answer | None:
+        """Send a GET; None when nobody answers, or as soon as the process is dead: its answer may hang for ever."""
+        asked = self._control.ask(path)
+        while not asked.wait(_WATCH_SECONDS):
+            if not self.alive:
+                return None
+        return asked.answer()
+
     def death(self) -> str:
         """Say why the process is gone, in the words of its log where these are known."""
-        code = self._process.exit_code if self._process else None
-        ended = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-        facts = self.log_facts()
+        ended = _ending(self._process.exit_code if self._process else None)
+        if (fault := self.fault()) is not None:
+            return f"{fault.words} ({ended}): {fault.line}"
+        facts = self._last_facts()
         for lines, what in ((facts.oom_lines, "out of memory"), (facts.fatal_lines, "fatal error")):
             if lines:
                 return f"{what} ({ended}): {lines[0]}"
         return f"the server ended with {ended}"
+
+    def fault(self) -> faults.Fault | None:
+        """Return the fault that the log names; it means something only when the process died or never got ready."""
+        lines = read_ends(self.log_path).splitlines()
+        # The end first: what stands further up was survived for a while at least, and for good once it has served.
+        found = faults.find(lines[-_LAST_LINES:])
+        return faults.find(lines) if found is None and self.load_seconds is None else found
+
+    def _last_facts(self) -> LogFacts:
+        """Read the end of the log in the engine's own words; the whole of a long one takes longer than a second."""
+        return self._facts("\n".join(tail(self.log_path, _LAST_LINES)))
+
+    def _broken(self, phase: Phase, cause: str, state: str) -> StartError:
+        """Build the error of a server that never got ready: a fault that its log names comes first."""
+        fault = self.fault()
+        return self.failure(
+            phase, f"{fault.words} ({cause}): {fault.line}" if fault else cause, state=state, fault=fault
+        )
 
     def _check_listener(self) -> None:
         """Make sure that the answer came from our process and not from a squatter on the port."""
@@ -157,7 +204,7 @@ class Server:
     def _check_model(self) -> None:
         if self.backend.props_path is None:
             return
-        body = self._control.get_json(self.backend.props_path)
+        body = parsed(self._get(self.backend.props_path))
         if body is None:
             self.notes.append(f"{self.backend.props_path} did not answer: the model served is not confirmed")
             return
@@ -170,12 +217,12 @@ class Server:
         seconds = min(_FIRST_TOKEN_SECONDS, self.limits.request_seconds)
         answer = self.chat(ChatRequest(prompt="Say hello.", max_tokens=1), RequestKind.READY, "ready", timeout=seconds)
         if answer.error is not None or answer.first_token is None:
-            health = self._control.get(self.backend.health_path)
+            health = self._get(self.backend.health_path)
             state = f"health {health[0]}" if health else "health does not answer"
             what = answer.error or "the answer held no token"
             if not self.alive:
                 raise self.failure(Phase.READY, self.death())
-            raise self.failure(Phase.READY, f"healthy, but it does not generate: {what} ({state})", state=state)
+            raise self._broken(Phase.READY, f"healthy, but it does not generate: {what} ({state})", state)
 
     def chat(
         self,
@@ -223,15 +270,10 @@ class Server:
         return self.backend.read_metrics(answer[1]) if answer is not None and answer[0] == 200 else {}
 
     def log_facts(self) -> LogFacts:
-        """Read the log as far as it is written; only the first 4 MiB, where loading is described, and the tail."""
-        try:
-            with self.log_path.open("rb") as file:
-                head = file.read(_LOG_LIMIT)
-        except OSError:
-            return LogFacts()
-        text = head.decode("utf-8", "replace")
-        if len(head) == _LOG_LIMIT:
-            text += "\n" + "\n".join(tail(self.log_path, 200))
+        """Read the log as far as it is written: its beginning, where loading is described, and its end."""
+        return self._facts(read_ends(self.log_path))
+
+    def _facts(self, text: str) -> LogFacts:
         try:
             return self.backend.read_log(text)
         except Exception as error:  # noqa: BLE001 - a log nobody foresaw must not hide the failure it is read for
@@ -239,8 +281,12 @@ class Server:
                 self.notes.append(note)
             return LogFacts()
 
-    def failure(self, phase: Phase, cause: str, *, state: str = "") -> StartError:
-        """Build the error of this start from what is known now."""
+    def failure(self, phase: Phase, cause: str, *, state: str = "", fault: faults.Fault | None = None) -> StartError:
+        """Build the error of this start from what is known now; the log of a dead server names the fault itself."""
+        died = self._process is not None and not self.alive
+        if died and fault is None:
+            fault = self.fault()
+        memory = fault.name == faults.OUT_OF_MEMORY if fault else died and bool(self._last_facts().oom_lines)
         return StartError(
             StartFailure(
                 phase=phase,
@@ -249,14 +295,12 @@ class Server:
                 state=state,
                 log_path=str(self.log_path),
                 log_tail=tail(self.log_path),
-                out_of_memory=bool(self.log_facts().oom_lines),
+                out_of_memory=memory,
+                kind=fault.name if fault else "",
             )
         )
 
     def stop(self) -> StopReport:
         """End the server and everything it started. Safe to call more than once, and before `start`."""
         self.stopped = True
-        try:
-            return self._process.stop() if self._process else StopReport(exit_code=None)
-        finally:
-            self._control.close()
+        return self._process.stop() if self._process else StopReport(exit_code=None)

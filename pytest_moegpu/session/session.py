@@ -76,6 +76,11 @@ class Session:
         self._first_idle: int | None = None
 
     @property
+    def unusable(self) -> str:
+        """Why nothing more may be started on the device: what a server left behind there; empty when it is clean."""
+        return self._unusable
+
+    @property
     def measured(self) -> Bundle | None:
         """The bundle of this run; None while nothing was started."""
         return self._bundle
@@ -137,7 +142,7 @@ class Session:
             # Kept before anything is written: a full disk must not have it measured again by the next test.
             self._evidence[scenario.name] = evidence
             with self._writing():
-                self.bundle.write_telemetry(scenario.name, recorded.start.number, recorded.samples)
+                self.bundle.write_telemetry(scenario.name, recorded.start.number, recorded.samples, self.target.origin)
             self.save("running")
         self.progress.done()
         return evidence
@@ -189,8 +194,9 @@ class Session:
 
     def _guard(self, start: StartEvidence) -> None:
         """Fail closed: after a start that left something behind, nothing more is started on these devices."""
-        if start.left_over:
-            self._unusable = f"start {start.number} left pids {', '.join(map(str, start.left_over))} behind"
+        if start.left_over or (start.failure is not None and start.failure.phase is Phase.STOP):
+            cause = start.failure.cause if start.failure is not None else ""
+            self._unusable = f"start {start.number}: {cause or f'left pids {_pids(start.left_over)} behind'}"
             return
         # Against the first idle reading of the run: small remains of each start add up.
         self._first_idle = start.idle_bytes if self._first_idle is None else self._first_idle
@@ -257,7 +263,7 @@ class Session:
     def _keep(self, verdicts: tuple[Verdict, ...], rerun: str) -> tuple[Verdict, ...]:
         """Complete verdicts with run, log and rerun line, and remember them."""
         folder = self._bundle.folder if self._bundle is not None else self.options.runs
-        done = tuple(finish(verdict, folder, rerun) for verdict in verdicts)
+        done = tuple(finish(verdict, folder, rerun, self.target.rehearsal) for verdict in verdicts)
         self.verdicts.extend(v for v in done if v not in self.verdicts)
         return done
 
@@ -298,6 +304,10 @@ class Session:
                 self.save(status)
             finally:
                 self.target.probe.close()
+
+
+def _pids(pids: tuple[int, ...]) -> str:
+    return ", ".join(map(str, pids))
 
 
 def _holds(evidence: Evidence, parts: frozenset[Part]) -> bool:

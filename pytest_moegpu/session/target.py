@@ -16,11 +16,13 @@ from pytest_moegpu.core.model import DeviceKind, Gpu, LaunchSpec, ModelFacts, Mo
 from pytest_moegpu.core.units import format_bytes
 from pytest_moegpu.errors import DeviceError, ProbeError, UserError
 from pytest_moegpu.host.control import free_port
+from pytest_moegpu.host.emulated import EmulatedProbe
 from pytest_moegpu.host.fetch import fetch_model
 from pytest_moegpu.host.hostmem import HostProbe
 from pytest_moegpu.host.modelfile import facts_of, model_file, read_gguf
-from pytest_moegpu.host.nvml import NvmlProbe
+from pytest_moegpu.host.nvmlprobe import NvmlProbe
 from pytest_moegpu.host.probe import Probe
+from pytest_moegpu.host.recording import Origin
 from pytest_moegpu.host.stack import find_program, program_output
 from pytest_moegpu.options import Options
 from pytest_moegpu.session.progress import Progress
@@ -68,6 +70,17 @@ class Target:
                 return scenario
         return self.load(name)
 
+    @property
+    def origin(self) -> Origin:
+        """Where the telemetry of this run comes from, which makes its files complete in themselves."""
+        return Origin(
+            probe=self.probe.name,
+            memory_version=self.probe.memory_version,
+            interval_seconds=self.probe.interval_seconds,
+            gpus=self.gpus,
+            versions=self.versions,
+        )
+
     def launch(self, scenario: Scenario) -> LaunchSpec:
         """Return what a server of this scenario is started with: a port that is free now, and a key of its own."""
         return LaunchSpec(
@@ -78,15 +91,23 @@ class Target:
             host=_HOST,
             port=free_port(_HOST),
             api_key=new_key(),
-            devices=tuple(gpu.index for gpu in self.gpus) if self.profile.probe == "nvml" else (),
+            devices=tuple(_visible(gpu) for gpu in self.gpus) if self.profile.probe == "nvml" else (),
             device_kind=self.profile.gpu.kind,
         )
+
+    @property
+    def rehearsal(self) -> str:
+        """Say that a smaller card is emulated, and on what; empty when it is not."""
+        real = dict.fromkeys(gpu.emulated_on for gpu in self.gpus if gpu.emulated_on)
+        size = format_bytes(self.gpus[0].memory_bytes)
+        return f"{size} emulated on {'; '.join(real)}: not a result of the real card" if real else ""
 
     def facts(self) -> tuple[tuple[str, str], ...]:
         """Return what this run is about, for headers, reports and JUnit."""
         device = "GPU" if self.profile.gpu.kind is DeviceKind.GPU else "processor"
         return (
             ("profile", self.profile.name),
+            *((("rehearsal", self.rehearsal),) if self.rehearsal else ()),
             (device, "; ".join(f"{gpu.name}, {format_bytes(gpu.memory_bytes)}" for gpu in self.gpus)),
             ("driver", self.versions.get("driver", "none")),
             ("CUDA driver", self.versions.get("cuda_driver", "none")),
@@ -105,7 +126,7 @@ def resolve(options: Options, progress: Progress) -> Target:
     profile = catalog.profile(options.profile)
     names = options.scenarios or profile.scenarios
     backend = get_backend(options.backend or profile.backend)
-    probe, gpus = open_probe(profile, options.devices)
+    probe, gpus = open_probe(profile, options.devices, options.emulate_bytes)
     try:
         program = _program(options, profile, backend)
         versions = probe.versions()
@@ -136,15 +157,20 @@ def resolve(options: Options, progress: Progress) -> Target:
     )
 
 
-def open_probe(profile: Profile, devices: tuple[str, ...]) -> tuple[Probe, tuple[Gpu, ...]]:
+def open_probe(
+    profile: Profile, devices: tuple[str, ...], emulate_bytes: int | None = None
+) -> tuple[Probe, tuple[Gpu, ...]]:
     """Open the profile's probe on the devices asked for, and make sure that they are what the profile expects.
+
+    With `emulate_bytes` any larger GPU will do, and the probe reads it as one of that size.
 
     Raises:
         DeviceError: No such GPU, or another one; says what was found and what was expected.
     """
     if profile.probe == "host":
-        if devices:
-            raise DeviceError(f"--moegpu-device: profile {profile.name} uses no GPU, so there is none to choose")
+        for given, option in ((devices, "--moegpu-device"), (emulate_bytes, "--moegpu-emulate-vram")):
+            if given:
+                raise DeviceError(f"{option}: profile {profile.name} uses no GPU")
         host = HostProbe()
         return host, host.devices()
     want = profile.gpu
@@ -157,15 +183,38 @@ def open_probe(profile: Profile, devices: tuple[str, ...]) -> tuple[Probe, tuple
             probe, gpus = _identify([gpu.index for gpu in fitting or gpus[: want.count]], None)
     except ProbeError as error:
         raise DeviceError(f"profile {profile.name} expects {_expected(profile)}; found none: {error}") from error
+    if emulate_bytes is not None and len(gpus) == want.count:
+        return _emulated(profile, probe, emulate_bytes)
     wrong = [gpu for gpu in gpus if (want.names and gpu.name not in want.names) or gpu.memory_bytes < want.memory_bytes]
     if wrong or len(gpus) != want.count:
         probe.close()
         found = ", ".join(f"{gpu.name} with {format_bytes(gpu.memory_bytes)}" for gpu in gpus) or "no GPU"
         raise DeviceError(
             f"profile {profile.name} expects {_expected(profile)}; found {found}. "
-            "--moegpu=list shows the profiles; a profile of your own goes into a --moegpu-catalog folder"
+            "--moegpu=list shows the profiles; a profile of your own goes into a --moegpu-catalog folder; "
+            "--moegpu-emulate-vram rehearses the memory of a smaller card"
         )
     return probe, gpus
+
+
+def _emulated(profile: Profile, probe: Probe, size: int) -> tuple[Probe, tuple[Gpu, ...]]:
+    """Wrap a probe so that its devices look as small as the profile's; the real ones may have any name."""
+    try:
+        if size < profile.gpu.memory_bytes:
+            raise DeviceError(
+                f"--moegpu-emulate-vram={format_bytes(size)}: profile {profile.name} expects at least "
+                f"{format_bytes(profile.gpu.memory_bytes)}"
+            )
+        emulated = EmulatedProbe(probe, size)
+    except BaseException:
+        probe.close()
+        raise
+    return emulated, emulated.devices()
+
+
+def _visible(gpu: Gpu) -> str:
+    """Return what CUDA_VISIBLE_DEVICES calls a device: instances of a divided one have no index of their own."""
+    return gpu.uuid if gpu.uuid is not None and gpu.uuid.startswith("MIG-") else str(gpu.index)
 
 
 def _identify(devices: Sequence[int | str], visible: str | None) -> tuple[NvmlProbe, tuple[Gpu, ...]]:

@@ -24,7 +24,10 @@ _CONTEXT_OVERHEAD = 80
 
 @dataclass
 class Workload:
-    """Sends the requests of one start and keeps their records. It stops at a dead server: the rest says nothing."""
+    """Sends the requests of one start and keeps their records.
+
+    It stops at a dead server, and when `halted` says that the device can no longer be read: the rest says nothing.
+    """
 
     server: Server
     scenario: Scenario
@@ -33,11 +36,16 @@ class Workload:
     recall_reach: int | None
     enter: Callable[[Phase], None]
     progress: Progress
+    halted: Callable[[], bool] = lambda: False
 
     def __post_init__(self) -> None:
         self.records: list[RequestRecord] = []
         self._per_sentence = _TOKENS_PER_SENTENCE
         self._overhead = float(_CONTEXT_OVERHEAD)
+
+    @property
+    def _going(self) -> bool:
+        return self.server.alive and not self.halted()
 
     def run(self, parts: frozenset[Part]) -> None:
         """Send all parts asked for: correctness first, the long prompts last."""
@@ -46,7 +54,7 @@ class Workload:
             (Part.THROUGHPUT, self._throughput),
             (Part.CONTEXT, self._context),
         ):
-            if part in parts and self.server.alive:
+            if part in parts and self._going:
                 began, before = time.monotonic(), len(self.records)
                 send()
                 count = len(self.records) - before
@@ -61,7 +69,7 @@ class Workload:
         self.enter(Phase.OUTPUT)
         thinking = self.scenario.settings.thinking
         for number, answer in enumerate(self.answers, 1):
-            if not self.server.alive:
+            if not self._going:
                 return
             self.progress.live(f"known answer {number}/{len(self.answers)}")
             request = ChatRequest(prompt=answer.prompt, max_tokens=answer.max_tokens, thinking=thinking)
@@ -85,7 +93,7 @@ class Workload:
         self.enter(Phase.PREFILL)
         self._calibrate()
         for number in range(load.warmup_requests + load.requests):
-            if not self.server.alive:
+            if not self._going:
                 return
             warm = number >= load.warmup_requests
             self.progress.live(f"throughput {number + 1}/{load.warmup_requests + load.requests}")
@@ -103,7 +111,7 @@ class Workload:
         context = self.scenario.settings.context
         for tokens in self.context_tokens:
             for depth in load.context_depths:
-                if not self.server.alive:
+                if not self._going:
                     return
                 self.progress.live(f"context {tokens} of {context} tokens, fact at {depth:.0%}")
                 output = max(8, min(load.context_output_tokens, context - tokens - 8))

@@ -152,10 +152,7 @@ def test_another_key_is_refused(server: Server) -> None:
     body = server.backend.request(server.spec, ChatRequest(prompt="Hi", max_tokens=1))
     assert stranger.stream(server.backend.chat_path, body, 10.0).status == 401
     control = Control(HOST, server.spec.port, "another-key", timeout=10.0)
-    try:
-        answer = control.get(server.backend.props_path or "/props")
-    finally:
-        control.close()
+    answer = control.get(server.backend.props_path or "/props")
     assert answer is not None
     assert answer[0] == 401
 

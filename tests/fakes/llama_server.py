@@ -11,12 +11,17 @@ Run as a script with the standard library only. The variable holds JSON with the
     props            body of /props instead
     version_fails    --version ends like this: {"code": 1, "lines": [...]}
     exit_at_once     {"code": 1, "lines": [...]}     exit_after       seconds until it exits with code 7
+    last_words       lines printed before exit_after
     never_bind       never listens                   never_ready      health stays 503
+    hang_health      health gets no answer, and the connection is also held by a process in a session of its own
     hang_generation  a chat request gets no event    die_mid_stream   exits with code 3 after so many tokens
     oom_at           dies of memory at a prompt of so many tokens
     ignore_term      SIGTERM does nothing            setsid_worker    leaves its group with a worker process
+    workers          list of: setsid, double-fork, cleared (its environment), renamed (argv and environment overwritten)
+    fork_bomb        so many processes, each started by the one before it
     pids             file that gets the pid of each process, one a line
     flood            bytes of chatter in the log     noise            bytes in the log that are no text
+    flood_for_ever   chatter without end, from a thread
 """
 
 from __future__ import annotations
@@ -44,6 +49,7 @@ FILLER = (
     "The lighthouse stood at the end of a narrow spit of land and every evening its keeper climbed the stairs to wind "
     "the clockwork that turned the lamp while ships far out at sea took their bearings from it and sailed on home "
 )
+CHATTER = b"slot update_slots: id  0 | task 1 | prompt processing progress\n"
 # What a chat template adds to a prompt, in tokens.
 TEMPLATE_TOKENS = 24
 _RECALL = re.compile(r"The number of the (\w+) train is (\d+)\.")
@@ -135,6 +141,9 @@ class Handler(socketserver.StreamRequestHandler):
         body = self.rfile.read(int(headers.get("content-length", 0)))
         fake = self.server.fake
         if path == "/health":
+            if fake.behaviour.get("hang_health"):
+                fork_worker(fake.behaviour, "setsid")
+                threading.Event().wait()
             if fake.behaviour.get("never_ready"):
                 self._json(503, {"error": {"message": "Loading model"}})
             else:
@@ -226,13 +235,42 @@ def note_pid(behaviour: dict[str, Any]) -> None:
             file.write(f"{os.getpid()}\n")
 
 
-def fork_worker(behaviour: dict[str, Any]) -> None:
-    """Start a worker that leaves session and group, as the workers of some engines do."""
-    if os.fork() == 0:
+# Needs site packages, which the fake itself goes without.
+RENAMED = """
+import signal, sys, setproctitle
+setproctitle.setproctitle("VLLM::EngineCore")
+sys.stdout.write("renamed\\n"); sys.stdout.flush()
+signal.pause()
+"""
+
+
+def fork_worker(behaviour: dict[str, Any], kind: str) -> None:
+    """Start a worker that leaves session and group, as the workers of some engines do, or hides further."""
+    if os.fork() != 0:
+        return
+    os.setsid()
+    if kind == "double-fork" and os.fork() != 0:
+        os._exit(0)
+    note_pid(behaviour)
+    if kind == "cleared":
+        os.execve("/bin/sleep", ["sleep", "600"], {})
+    if kind == "renamed":
+        os.execv(sys.executable, [sys.executable, "-I", "-c", RENAMED])
+    while True:
+        signal.pause()
+
+
+def fork_bomb(behaviour: dict[str, Any], count: int) -> None:
+    """Start so many processes, each from the one before it and in a session of its own."""
+    for number in range(count):
+        if os.fork() != 0:
+            if number == 0:
+                return
+            break
         os.setsid()
         note_pid(behaviour)
-        while True:
-            signal.pause()
+    while True:
+        signal.pause()
 
 
 def chatter(behaviour: dict[str, Any], args: argparse.Namespace) -> None:
@@ -241,8 +279,8 @@ def chatter(behaviour: dict[str, Any], args: argparse.Namespace) -> None:
     if behaviour.get("noise"):
         sys.stdout.buffer.write(bytes(range(256)) * 16 + b"\n\xff\xfe\xc3(\n")
     if "flood" in behaviour:
-        line = b"slot update_slots: id  0 | task 1 | prompt processing progress\n"
-        sys.stdout.buffer.write(line * (int(behaviour["flood"]) // len(line) + 1))
+        for _ in range(int(behaviour["flood"]) // (len(CHATTER) * 1000) + 1):
+            sys.stdout.buffer.write(CHATTER * 1000)
     sys.stdout.flush()
     if behaviour.get("buffers", True):
         say(
@@ -251,6 +289,12 @@ def chatter(behaviour: dict[str, Any], args: argparse.Namespace) -> None:
             "sched_reserve:        CPU compute buffer size =     2.00 MiB",
         )
     say(f"srv    load_model: initializing, n_slots = {args.parallel}, n_ctx_slot = {args.ctx_size // args.parallel}")
+
+
+def flood_for_ever() -> None:
+    """Fill the log as fast as it is taken."""
+    while True:
+        os.write(1, CHATTER * 1000)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -277,13 +321,18 @@ def main() -> int:
         return 0
     note_pid(behaviour)
     signal.signal(signal.SIGTERM, signal.SIG_IGN if behaviour.get("ignore_term") else lambda *_: os._exit(0))
-    if behaviour.get("setsid_worker"):
-        fork_worker(behaviour)
+    for kind in behaviour.get("workers", ["setsid"] if behaviour.get("setsid_worker") else []):
+        fork_worker(behaviour, kind)
+    if "fork_bomb" in behaviour:
+        fork_bomb(behaviour, behaviour["fork_bomb"])
     if failed := behaviour.get("exit_at_once"):
         end(failed["code"], *failed["lines"])
     chatter(behaviour, args)
     if "exit_after" in behaviour:
-        threading.Timer(behaviour["exit_after"], end, (7, "fake: leaving as told")).start()
+        words = behaviour.get("last_words", ["fake: leaving as told"])
+        threading.Timer(behaviour["exit_after"], end, (7, *words)).start()
+    if behaviour.get("flood_for_ever"):
+        threading.Thread(target=flood_for_ever, daemon=True).start()
     if behaviour.get("never_bind"):
         threading.Event().wait()
     try:

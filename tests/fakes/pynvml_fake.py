@@ -40,7 +40,8 @@ def process(pid: int, used: int | None) -> SimpleNamespace:
 def h200(**changes: Any) -> dict[str, Any]:
     """Return what an idle H200 with driver 580 answers, by function name; an entry of None is not supported.
 
-    `nvmlDeviceGetMemoryInfo` is memory v1 and `nvmlDeviceGetMemoryInfo_v2` memory v2; clocks are keyed by clock type.
+    `nvmlDeviceGetMemoryInfo` is memory v1 and `nvmlDeviceGetMemoryInfo_v2` memory v2; clocks are keyed by clock type
+    and memory errors by error type.
     """
     total, reserved = 143_771 * 1024**2, 644_939_776
     answers: dict[str, Any] = {
@@ -64,6 +65,13 @@ def h200(**changes: Any) -> dict[str, Any]:
         "nvmlDeviceGetClockInfo": {pynvml.NVML_CLOCK_SM: 1980, pynvml.NVML_CLOCK_MEM: 3201},
         "nvmlDeviceGetUtilizationRates": pynvml.c_nvmlUtilization_t(gpu=37, memory=12),
         "nvmlDeviceGetPowerUsage": 76_543,
+        "nvmlDeviceGetTotalEnergyConsumption": 8_123_456_789,
+        "nvmlDeviceGetTotalEccErrors": {
+            pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED: 2,
+            pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED: 0,
+        },
+        "nvmlDeviceGetRemappedRows": (0, 0, 0, 0),
+        "nvmlDeviceGetPcieReplayCounter": 3,
         "nvmlDeviceGetTemperatureV": 31,
         "nvmlDeviceGetCurrPcieLinkGeneration": 5,
         "nvmlDeviceGetCurrPcieLinkWidth": 16,

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pytest_moegpu.backends.llamacpp import LlamaCpp
-from pytest_moegpu.core.evidence import Part, Phase, StartEvidence
+from pytest_moegpu.core.evidence import DeviceProcess, Part, Phase, StartEvidence
+from pytest_moegpu.core.health import DeviceHealth
 from pytest_moegpu.core.model import DeviceKind, LaunchSpec, Limits, Settings
 from pytest_moegpu.errors import ProbeError
 from pytest_moegpu.host.control import free_port
-from pytest_moegpu.host.process import ServerProcess
+from pytest_moegpu.host.process import ServerProcess, StopReport
 from pytest_moegpu.session.measure import StartRun
 from pytest_moegpu.session.progress import Progress, Silent
 from pytest_moegpu.session.server import Server
 from pytest_moegpu.session.workload import Workload
 from pytest_moegpu.terminal import TerminalProgress
 from tests.fakes.llama_server import environment, install
-from tests.fakes.probe import FakeProbe
-from tests.fakes.waiting import gone, pids_in
+from tests.fakes.probe import GIB, FakeProbe
+from tests.fakes.waiting import gone, pids_in, wait_for
 from tests.unit.builders import scenario
 
 Measure = Callable[..., StartEvidence]
@@ -177,3 +181,129 @@ def test_a_stop_that_breaks_names_what_it_leaves(measure: Measure, monkeypatch: 
     assert phase is Phase.STOP
     assert "unforeseen RuntimeError: no more threads" in text
     assert start.pid in start.left_over, "fail closed: nothing more is started on this device"
+
+
+def on_the_device(probe: FakeProbe, *others: DeviceProcess) -> Callable[[], tuple[DeviceProcess, ...]]:
+    """List the server, while it is followed and after it, and strangers."""
+
+    def processes() -> tuple[DeviceProcess, ...]:
+        server = [pid for pid in probe.followed if pid is not None]
+        ours = [DeviceProcess(pid=pid, device=0, name="llama-server", used_bytes=2 * GIB) for pid in server]
+        return (*ours, *(others if server else ()))
+
+    return processes
+
+
+def after(used: int) -> Callable[[float, str], int]:
+    return lambda _time, phase: used if phase == "after" else 0
+
+
+def test_memory_that_does_not_come_back_names_who_of_the_server_holds_it(measure: Measure) -> None:
+    probe = FakeProbe(after(2 * GIB))
+    probe._processes = on_the_device(probe)
+    start = measure(probe)
+    phase, text = cause(start)
+    assert phase is Phase.STOP
+    assert text == (
+        f"memory did not come back: 2.00 GiB above idle after 1 s; "
+        f"held by pid {start.pid} (llama-server, 2.00 GiB) of the server"
+    )
+    assert start.left_over == (start.pid,)
+
+
+def test_memory_that_somebody_else_took_is_not_blamed_on_the_server(measure: Measure) -> None:
+    stranger = DeviceProcess(pid=4_000_000, device=0, name="trainer", used_bytes=GIB)
+    probe = FakeProbe(after(GIB))
+    listed: list[int] = []
+
+    def processes() -> tuple[DeviceProcess, ...]:
+        listed.append(1)
+        return (stranger,) if len(listed) > 3 else ()
+
+    probe._processes = processes
+    start = measure(probe)
+    assert cause(start)[1].endswith("; in use by pid 4000000 (trainer, 1.00 GiB)")
+    assert (start.left_over, start.foreign) == ((), (stranger,))
+
+
+def test_memory_that_nobody_is_listed_for(measure: Measure) -> None:
+    assert cause(measure(FakeProbe(after(GIB))))[1].endswith("above idle after 1 s; no process is listed that holds it")
+
+
+def test_memory_that_a_driver_does_not_attribute(measure: Measure) -> None:
+    def processes() -> tuple[()]:
+        raise ProbeError("GPU 0 does not list its processes", kind="no-permission")
+
+    text = cause(measure(FakeProbe(after(GIB), processes=processes)))[1]
+    assert text.endswith("; processes on the device are not known: GPU 0 does not list its processes")
+
+
+def test_a_gpu_that_is_lost_in_the_middle_ends_the_workload_and_is_the_first_cause(
+    measure: Measure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = ProbeError("GPU 0: the GPU is lost", kind="lost")
+    reached: list[str] = []
+
+    def used(_time: float, phase: str) -> int | Exception:
+        return lost if phase == Phase.OUTPUT else 0
+
+    def run(workload: Workload, _parts: frozenset[Part]) -> None:
+        workload.enter(Phase.OUTPUT)
+        wait_for(workload.halted, "the notice of it")
+        reached.append("halted")
+        os.kill(workload.server.pid or 0, signal.SIGKILL)
+        wait_for(lambda: not workload.server.alive, "the death of the server")
+
+    monkeypatch.setattr(Workload, "run", run)
+    start = measure(FakeProbe(used))
+    assert reached == ["halted"]
+    assert cause(start) == (Phase.OUTPUT, "the device cannot be read: GPU 0: the GPU is lost")
+    assert start.failure is not None
+    assert start.failure.kind == "gpu-lost"
+
+
+def test_a_lost_gpu_under_a_server_that_dies_while_it_loads(measure: Measure) -> None:
+    lost = ProbeError("GPU 0: the GPU is lost", kind="lost")
+    start = measure(FakeProbe(lambda _time, phase: lost if phase == Phase.LOAD else 0), never_bind=True, exit_after=0.5)
+    assert start.failure is not None
+    assert (start.failure.kind, start.exit_code) == ("gpu-lost", 7)
+
+
+def test_faults_and_power_limit_are_read_before_and_after(measure: Measure) -> None:
+    before = DeviceHealth(device=0, ecc_uncorrected=0, power_limit_watts=350.0)
+    later = DeviceHealth(device=0, ecc_uncorrected=2, power_limit_watts=250.0)
+    start = measure(FakeProbe(health=((before,), (later,))))
+    assert (start.health_before, start.health_after) == ((before,), (later,))
+
+
+def test_telemetry_of_every_phase_is_summed_up_and_the_longest_gap_kept(measure: Measure) -> None:
+    start = measure(FakeProbe(3 * GIB, interval_seconds=0.005))
+    assert "load" in start.telemetry
+    (load,) = start.telemetry["load"]
+    assert load.used_max_bytes == 3 * GIB
+    assert load.readings > 10
+    assert start.sampler_gap is not None
+    assert start.sampler_gap >= 0.005
+
+
+def test_what_the_kernel_said_meanwhile_is_kept(measure: Measure) -> None:
+    start = measure()
+    assert start.kernel is not None
+    assert start.kernel.source or start.kernel.problem
+
+
+def test_a_server_that_cannot_be_ended_is_an_error_that_names_it(
+    measure: Measure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = ServerProcess.stop
+
+    def refused(self: ServerProcess, grace: float = 10.0) -> StopReport:
+        return replace(real(self), left=(os.getpid(),))
+
+    monkeypatch.setattr(ServerProcess, "stop", refused)
+    start = measure()
+    phase, text = cause(start)
+    assert phase is Phase.STOP
+    assert text.startswith("the server could not be ended: ")
+    assert str(os.getpid()) in text
+    assert start.left_over == (os.getpid(),)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.server
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,8 @@ from pytest_moegpu.backends.llamacpp import LlamaCpp
 from pytest_moegpu.core.evidence import Phase, RequestKind, StartFailure
 from pytest_moegpu.core.model import DeviceKind, LaunchSpec, Limits, Settings
 from pytest_moegpu.errors import MoegpuError, StartError
+from pytest_moegpu.host import process as process_module
+from pytest_moegpu.host.boundedlog import HEAD_BYTES, TAIL_BYTES
 from pytest_moegpu.host.control import free_port
 from pytest_moegpu.host.process import ServerProcess
 from pytest_moegpu.session.chat import ChatClient
@@ -130,25 +133,49 @@ def test_the_key_is_not_on_the_command_line(make: Make) -> None:
     assert "secret" not in " ".join(server.argv)
 
 
-def test_exits_at_once(make: Make, tmp_path: Path) -> None:
-    server = make(exit_at_once={"code": 1, "lines": ["error loading model: a tensor is missing", "bye"]})
+@contextmanager
+def time_of_death(pids: Path) -> Iterator[list[float]]:
+    """Note when all processes written down so far are gone, as seen by another thread."""
     died: list[float] = []
 
     def watch() -> None:
         with contextlib.suppress(AssertionError):
-            wait_for(lambda: bool(pids := pids_in(tmp_path / "pids")) and gone(pids), "the death")
+            wait_for(lambda: bool(found := pids_in(pids)) and gone(found[:1]), "the death")
         died.append(time.monotonic())
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    found = failure(server)
-    told = time.monotonic()
-    watcher.join()
+    try:
+        yield died
+    finally:
+        watcher.join()
+
+
+def test_exits_at_once(make: Make, tmp_path: Path) -> None:
+    server = make(exit_at_once={"code": 1, "lines": ["error loading model: a tensor is missing", "bye"]})
+    with time_of_death(tmp_path / "pids") as died:
+        found = failure(server)
+        told = time.monotonic()
     assert (found.phase, found.exit_code) == (Phase.LAUNCH, 1)
     assert "exit code 1" in found.cause
     assert found.log_tail == ("error loading model: a tensor is missing", "bye")
     # The promise is 1 s after the fact; 3 s, because two shared cores may keep this process itself from running.
     assert told - died[0] < 3
+
+
+def test_an_answer_that_hangs_does_not_delay_the_notice_of_a_death(make: Make, tmp_path: Path) -> None:
+    # The connection is also held by a worker that ignores TERM, so the death alone does not close it.
+    server = make(hang_health=True, ignore_term=True, exit_after=1.0, last_words=["CUDA error: out of memory"])
+    with time_of_death(tmp_path / "pids") as died:
+        found = failure(server)
+        told = time.monotonic()
+    assert (found.exit_code, found.kind) == (7, "out-of-memory")
+    assert told - died[0] < 3
+
+
+def test_an_answer_that_hangs_does_not_delay_the_deadline(make: Make) -> None:
+    found = failure(make(ready=1.0, hang_health=True))
+    assert found.cause == "not ready after 1 s; last state: no answer on the port"
 
 
 def test_exits_while_loading(make: Make) -> None:
@@ -205,6 +232,101 @@ def test_out_of_memory_while_loading(make: Make) -> None:
     assert found.cause == f"out of memory (exit code 1): {line}"
 
 
+@pytest.mark.parametrize(
+    ("line", "kind", "cause"),
+    [
+        (
+            "CUDA error: no kernel image is available for execution on the device",
+            "no-kernel-image",
+            "the engine was built for another GPU",
+        ),
+        (
+            "CUDA error: CUDA driver version is insufficient for CUDA runtime version",
+            "driver-too-old",
+            "the driver is too old for the engine's CUDA toolkit",
+        ),
+        (
+            "llama-server: error while loading shared libraries: libcudart.so.13: cannot open shared object file",
+            "missing-library",
+            "a shared library is missing",
+        ),
+        (
+            "llama-server: symbol lookup error: libggml.so: undefined symbol: ggml_new",
+            "missing-symbol",
+            "a shared library does not fit the engine",
+        ),
+        (
+            "CUDA error: CUDA-capable device(s) is/are busy or unavailable",
+            "device-busy",
+            "the GPU is busy or not available",
+        ),
+        ("ggml_cuda_init: failed: no CUDA-capable device is detected", "no-device", "no GPU was found"),
+        (
+            "CUDA error: an illegal memory access was encountered",
+            "illegal-memory-access",
+            "illegal memory access on the GPU",
+        ),
+        (
+            "CUDA error: uncorrectable ECC error encountered",
+            "uncorrectable-ecc",
+            "uncorrectable memory error of the GPU (ECC)",
+        ),
+        ("GPU 0: GPU is lost.  Reboot the system to recover", "gpu-lost", "the GPU is lost"),
+    ],
+)
+@pytest.mark.parametrize("loading", [False, True], ids=["at-once", "while-loading"])
+def test_a_fault_that_the_log_names(make: Make, line: str, kind: str, cause: str, loading: bool) -> None:
+    lines = ["loading", line, "exiting due to model loading error"]
+    if loading:
+        found = failure(make(never_ready=True, exit_after=0.5, last_words=lines))
+    else:
+        found = failure(make(exit_at_once={"code": 7, "lines": lines}))
+    assert found.cause == f"{cause} (exit code 7): {line}"
+    assert (found.kind, found.exit_code, found.out_of_memory) == (kind, 7, False)
+    assert found.log_tail[-3:] == tuple(lines)
+
+
+def test_a_fault_of_a_server_that_never_gets_ready_comes_before_the_deadline(make: Make) -> None:
+    line = "(EngineCore pid=7) torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    found = failure(make(ready=1.0, never_ready=True, log=[line], flood=2**20))
+    assert found.cause == f"out of memory (not ready after 1 s; last state: still loading): {line}"
+    assert (found.phase, found.kind, found.out_of_memory) == (Phase.LOAD, "out-of-memory", True)
+
+
+def test_a_fault_of_a_server_that_generates_nothing(make: Make) -> None:
+    line = "CUDA error: an illegal memory access was encountered"
+    found = failure(make(hang_generation=True, request=0.5, log=[line]))
+    assert found.cause.startswith("illegal memory access on the GPU (healthy, but it does not generate: ")
+    assert (found.kind, found.state) == ("illegal-memory-access", "health 200")
+
+
+def test_a_fault_that_the_server_survived_is_not_named(make: Make) -> None:
+    line = "ggml_backend_cuda_buffer_type_alloc_buffer: allocating 900.00 MiB: cudaMalloc failed: out of memory"
+    found = failure(make(wrong_model="other-7b", log=[line]))
+    assert (found.kind, found.out_of_memory) == ("", False)
+    assert found.cause.startswith("ready for another model")
+
+
+def test_what_was_survived_while_loading_is_not_the_cause_of_a_later_death(make: Make) -> None:
+    line = "cudaMalloc failed: out of memory"
+    server = make(log=[line], flood=100_000, die_mid_stream=2)
+    server.start()
+    server.chat(ChatRequest(prompt="Tell me of the sea.", max_tokens=5), RequestKind.THROUGHPUT, "sea")
+    assert server.death() == "the server ended with exit code 3"
+    found = server.failure(Phase.DECODE, server.death()).failure
+    assert (found.kind, found.out_of_memory) == ("", False)
+    assert server.log_facts().oom_lines == (line,)
+
+
+def test_a_signal_that_ended_it_is_named(make: Make) -> None:
+    server = make()
+    server.start()
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGSEGV)
+    wait_for(lambda: not server.alive, "the notice of its death")
+    assert server.death() == "the server ended with signal 11 (SIGSEGV)"
+
+
 def test_dies_in_the_middle_of_an_answer(make: Make) -> None:
     server = make(die_mid_stream=3)
     server.start()
@@ -251,12 +373,52 @@ def test_a_log_of_noise_is_read_all_the_same(make: Make) -> None:
 
 
 def test_a_log_that_grows_without_end_neither_blocks_nor_hides_the_death(make: Make) -> None:
-    server = make(flood=8 * 2**20, die_mid_stream=2)
+    server = make(flood=20 * 2**20, die_mid_stream=2)
     server.start()
-    assert server.log_path.stat().st_size > 8 * 2**20
+    assert server.log_path.stat().st_size < HEAD_BYTES + 2 * TAIL_BYTES
+    assert "bytes of the log are left out here" in server.log_path.read_text()
+    facts = server.log_facts()
+    assert (set(facts.model_bytes), facts.slots) == ({"CPU_Mapped"}, 1), "what was printed behind the flood"
     server.chat(ChatRequest(prompt="Tell me of the sea.", max_tokens=5), RequestKind.THROUGHPUT, "sea")
     wait_for(lambda: not server.alive, "the notice of its death")
     assert "terminate called" in server.failure(Phase.DECODE, server.death()).failure.log_tail[-1]
+
+
+def test_a_log_is_bounded_while_it_is_flooded_and_while_the_server_is_stopped(make: Make) -> None:
+    server = make(flood_for_ever=True, log=["the first line"])
+    server.start()
+    most = HEAD_BYTES + 2 * TAIL_BYTES
+    wait_for(lambda: "left out here" in server.log_path.read_text("utf-8", "replace"), "a first compaction")
+    sizes = []
+    for _ in range(50):
+        sizes.append(server.log_path.stat().st_size)
+        time.sleep(0.002)
+    assert HEAD_BYTES + TAIL_BYTES - 4096 < max(sizes) <= most
+    report = server.stop()
+    assert (report.exit_code, report.killed, report.left) == (0, (), ())
+    assert server.log_path.stat().st_size < most
+    assert server.log_path.read_text().startswith("the first line\n")
+
+
+def test_where_only_a_process_group_can_be_ended_the_evidence_says_so(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed = tmp_path / "changed.py"
+    changed.write_text(
+        "import importlib.util, sys\n"
+        f"spec = importlib.util.spec_from_file_location('supervisor', {str(process_module._SUPERVISOR)!r})\n"
+        "module = importlib.util.module_from_spec(spec)\n"
+        "spec.loader.exec_module(module)\n"
+        "module.proctree.LINUX = False\n"
+        "sys.exit(module.main())\n"
+    )
+    monkeypatch.setattr(process_module, "_SUPERVISOR", changed)
+    server = make()
+    server.start()
+    assert server.notes == [
+        "this system has no child subreaper: only the server's process group can be ended, "
+        "and what bears this run's mark"
+    ]
 
 
 def test_stop_before_start(make: Make) -> None:

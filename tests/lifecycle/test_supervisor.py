@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -17,9 +18,9 @@ import pytest
 
 from pytest_moegpu.errors import ProgramError
 from pytest_moegpu.host import process as process_module
-from pytest_moegpu.host import supervisor
+from pytest_moegpu.host import proctree
 from pytest_moegpu.host.control import free_port
-from pytest_moegpu.host.process import ServerProcess, tail
+from pytest_moegpu.host.process import ServerProcess, StopReport, tail
 from tests.fakes.llama_server import environment, install
 from tests.fakes.waiting import gone, pids_in, wait_for
 
@@ -91,10 +92,30 @@ def test_pytest_is_killed(tmp_path: Path, number: signal.Signals) -> None:
     wait_for(lambda: gone([*pids_in(pids), server, supervisor]), "the end of the tree")
 
 
-def test_the_supervisor_is_killed(tmp_path: Path) -> None:
-    process = started(tmp_path, setsid_worker=True)
+@pytest.mark.parametrize("worker", ["setsid", "double-fork", "cleared", "renamed"])
+@pytest.mark.parametrize("who", ["supervisor", "watcher"])
+def test_one_of_supervisor_and_watcher_is_killed(tmp_path: Path, who: str, worker: str) -> None:
+    process = started(tmp_path, workers=[worker])
+    wait_for(lambda: len(pids_in(tmp_path / "pids")) == 2, "the server and its worker")
+    pids = pids_in(tmp_path / "pids")
+    watcher = psutil.Process(process.supervisor_pid).ppid()
+    assert watcher not in (os.getpid(), process.supervisor_pid)
+    os.kill(process.supervisor_pid if who == "supervisor" else watcher, signal.SIGKILL)
+    wait_for(lambda: gone(pids), "the end of the tree, which nobody asked for")
+    wait_for(lambda: not process.alive, "the notice of it")
+    report = process.stop()
+    assert (report.left, report.describe()) == ((), "")
+    assert gone([process.supervisor_pid, watcher])
+
+
+def test_supervisor_and_watcher_are_killed(tmp_path: Path) -> None:
+    process = started(tmp_path, setsid_worker=True, ignore_term=True)
     wait_for(lambda: len(pids_in(tmp_path / "pids")) > 1, "the server and its worker")
+    watcher = psutil.Process(psutil.Process(process.supervisor_pid).ppid())
+    # Stopped, so that it cannot act before it is killed too.
+    watcher.suspend()
     os.kill(process.supervisor_pid, signal.SIGKILL)
+    watcher.kill()
     assert process.pid is not None
     server = process.pid
     wait_for(lambda: gone([server]), "the end of the server")
@@ -105,6 +126,52 @@ def test_the_supervisor_is_killed(tmp_path: Path) -> None:
     assert report.left == ()
     assert set(workers) <= set(report.killed)
     wait_for(lambda: gone(workers), "the end of the worker")
+
+
+@pytest.mark.parametrize("worker", ["setsid", "double-fork", "cleared", "renamed"])
+@pytest.mark.parametrize("ignore_term", [False, True], ids=["polite", "ignores-term"])
+def test_workers_that_hide(tmp_path: Path, worker: str, ignore_term: bool) -> None:
+    process = started(tmp_path, workers=[worker, worker], ignore_term=ignore_term)
+    log = tmp_path / "server.log"
+    wait_for(lambda: "listening" in log.read_text() and len(pids_in(tmp_path / "pids")) == 3, "the workers")
+    if worker == "renamed":
+        wait_for(lambda: log.read_text().count("renamed") == 2, "the new names")
+        hidden = [psutil.Process(pid) for pid in pids_in(tmp_path / "pids") if pid != process.pid]
+        assert {p.cmdline()[0] for p in hidden} == {"VLLM::EngineCore"}
+    pids = pids_in(tmp_path / "pids")
+    assert set(pids) <= process.tree()
+    report = process.stop(grace=0.3 if ignore_term else 10.0)
+    assert report.left == ()
+    assert gone(pids)
+    assert (process.pid in report.killed) == ignore_term
+
+
+@pytest.mark.parametrize("ignore_term", [False, True], ids=["polite", "ignores-term"])
+def test_twenty_processes_each_from_the_one_before(tmp_path: Path, ignore_term: bool) -> None:
+    process = started(tmp_path, fork_bomb=20, ignore_term=ignore_term)
+    wait_for(lambda: len(pids_in(tmp_path / "pids")) == 21, "the processes")
+    pids = pids_in(tmp_path / "pids")
+    report = process.stop(grace=0.3)
+    assert report.left == ()
+    assert gone(pids)
+    assert (set(report.killed) == set(pids)) == ignore_term
+
+
+def test_the_terminal_is_closed(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    # The first terminal that a leader of a session opens becomes its controlling one.
+    argv = [sys.executable, "-c", "import os; os.open(os.ttyname(0), os.O_RDWR)\n" + PARENT]
+    argv += [str(install(tmp_path)), str(free_port()), str(tmp_path / "server.log")]
+    variables = os.environ | environment(pids=str(pids), setsid_worker=True)
+    terminal, end = os.openpty()
+    with subprocess.Popen(argv, env=variables, stdin=end, stdout=subprocess.PIPE, start_new_session=True) as parent:
+        os.close(end)
+        assert parent.stdout is not None
+        server, supervisor = map(int, parent.stdout.readline().split())
+        wait_for(lambda: len(pids_in(pids)) == 2, "the worker")
+        os.close(terminal)
+        assert parent.wait(20) == -signal.SIGHUP
+    wait_for(lambda: gone([*pids_in(pids), server, supervisor]), "the end of the tree")
 
 
 def test_exit_code_of_a_server_that_ends_by_itself(tmp_path: Path) -> None:
@@ -226,28 +293,33 @@ def test_no_descriptor_left_is_no_reason_to_send_no_signal(tmp_path: Path, monke
     assert (set(report.killed), report.left) == (set(pids_in(tmp_path / "pids")), ())
 
 
-@pytest.mark.parametrize("pidfd", [True, False])
+@pytest.mark.parametrize("handle", [proctree.handle_of, lambda _pid: None], ids=["by-descriptor", "by-pid"])
 def test_who_is_no_descendant_gets_no_signal_and_is_not_called_killed(
-    monkeypatch: pytest.MonkeyPatch, pidfd: bool
+    monkeypatch: pytest.MonkeyPatch, handle: Callable[[int], int | None]
 ) -> None:
     with subprocess.Popen(["sleep", "60"]) as stranger:
         try:
-            tree = supervisor.Tree.__new__(supervisor.Tree)
-            tree.pidfd, tree.code = pidfd, None
+            # A subreaper would keep what other tests orphan.
+            monkeypatch.setattr(proctree, "set_attribute", lambda *_: True)
+            tree = proctree.Tree()
+            monkeypatch.setattr(tree, "reap", lambda: True)
             monkeypatch.setattr(tree, "members", lambda: {stranger.pid})
-            monkeypatch.setattr(supervisor, "descendants", lambda of: set())
-            monkeypatch.setattr(supervisor, "KILL_WAIT_SECONDS", 0.3)
+            monkeypatch.setattr(proctree, "handle_of", handle)
+            monkeypatch.setattr(proctree, "descendants", lambda of: set())
+            monkeypatch.setattr(proctree, "KILL_WAIT_SECONDS", 0.3)
             assert tree.stop(0.0) == {"code": None, "killed": [], "left": [stranger.pid]}
             assert stranger.poll() is None
         finally:
             stranger.kill()
 
 
+REFUSED = "module.proctree.Tree._signal = lambda *_: set()\nmodule.proctree.KILL_WAIT_SECONDS = 0.3"
+
+
 def test_what_the_supervisor_could_not_end_is_found_by_its_mark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    patch = "module.Tree._signal = lambda *_: False\nmodule.KILL_WAIT_SECONDS = 0.3"
-    changed(tmp_path, monkeypatch, patch=patch)
+    changed(tmp_path, monkeypatch, patch=REFUSED)
     process = stubborn(tmp_path)
     pids = pids_in(tmp_path / "pids")
     report = process.stop(grace=0.1)
@@ -256,6 +328,121 @@ def test_what_the_supervisor_could_not_end_is_found_by_its_mark(
     assert report.left == ()
     assert gone(pids)
     assert process.stop() is report
+
+
+def test_who_cannot_be_killed_is_named_with_program_and_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changed(tmp_path, monkeypatch, patch=REFUSED)
+    process = started(tmp_path, workers=["cleared"])
+    wait_for(lambda: len(pids_in(tmp_path / "pids")) == 2, "the server and its worker")
+    worker = next(pid for pid in pids_in(tmp_path / "pids") if pid != process.pid)
+    wait_for(lambda: psutil.Process(worker).name() == "sleep", "the new program of the worker")
+    try:
+        report = process.stop(grace=0.1)
+        assert report.left == (worker,)
+        assert report.describe() == f"pid {worker} (sleep, S: sleeping)"
+    finally:
+        os.kill(worker, signal.SIGKILL)
+
+
+def test_a_state_of_the_kernel_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil.Process, "status", lambda _self: psutil.STATUS_DISK_SLEEP)
+    monkeypatch.setattr(psutil.Process, "name", lambda _self: "VLLM::EngineCore")
+    assert process_module._described(os.getpid()) == f"pid {os.getpid()} (VLLM::EngineCore, D: waiting in the kernel)"
+    assert StopReport(exit_code=None, left=(7, 9)).describe() == "pid 7, pid 9"
+
+
+def test_a_dead_first_thread_does_not_mean_that_the_process_has_ended() -> None:
+    # Only the first thread leaves, as when another one hangs in the driver.
+    code = "import ctypes, threading\nthreading.Thread(target=threading.Event().wait).start()\n"
+    code += "ctypes.CDLL(None).pthread_exit(None)"
+    with subprocess.Popen([sys.executable, "-I", "-S", "-c", code]) as half:
+        try:
+            wait_for(lambda: psutil.Process(half.pid).status() == psutil.STATUS_ZOMBIE, "the end of its first thread")
+            assert not process_module._ended(half.pid, 0.0)
+        finally:
+            half.kill()
+    assert process_module._ended(half.pid, 0.0)
+
+
+@pytest.mark.parametrize(
+    "patch",
+    ["module.proctree.LINUX = False", "module.proctree.set_attribute = lambda *_: False"],
+    ids=["elsewhere-than-on-linux", "in-a-sandbox-without-subreaper"],
+)
+def test_where_descent_is_not_known_the_group_is_ended_and_the_rest_found_by_its_mark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patch: str
+) -> None:
+    changed(tmp_path, monkeypatch, patch=patch)
+    process = stubborn(tmp_path)
+    pids = pids_in(tmp_path / "pids")
+    report = process.stop(grace=0.2)
+    assert process.scope == "group"
+    assert set(report.killed) == set(pids)
+    assert (report.exit_code, report.left) == (-signal.SIGKILL, ())
+    assert gone(pids)
+
+
+def test_the_supervisor_breaks_down_and_its_watcher_ends_the_tree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patch = """
+def broken(*_):
+    raise RuntimeError("as a test wants it")
+
+def supervise(real=module.supervise):
+    module.proctree.Tree.stop = broken
+    return real()
+
+module.supervise = supervise
+"""
+    changed(tmp_path, monkeypatch, patch=patch)
+    process = stubborn(tmp_path)
+    pids = pids_in(tmp_path / "pids")
+    report = process.stop(grace=0.1)
+    # The kernel ends the server with its supervisor; the worker is in another session.
+    assert {pid for pid in pids if pid != process.pid} <= set(report.killed) <= set(pids)
+    assert report.left == ()
+    assert gone(pids)
+
+
+@pytest.mark.parametrize("order", [b"not JSON\n", b'"stop"\n', b'{"grace": "soon"}\n', b'{"do": "st'])
+def test_an_order_that_cannot_be_read_or_breaks_off_ends_the_tree(tmp_path: Path, order: bytes) -> None:
+    process = started(tmp_path, setsid_worker=True)
+    wait_for(lambda: len(pids_in(tmp_path / "pids")) == 2, "the worker")
+    pids = pids_in(tmp_path / "pids")
+    assert process._supervisor.stdin is not None
+    process._supervisor.stdin.write(order)
+    process._supervisor.stdin.close()
+    wait_for(lambda: gone([*pids, process.supervisor_pid]), "the end of the tree")
+    assert process.stop().left == ()
+
+
+def _two_in(pids: Path) -> Callable[[], bool]:
+    return lambda: len(pids_in(pids)) == 2
+
+
+def test_an_order_to_stop_meets_a_death(tmp_path: Path) -> None:
+    for number in range(5):
+        folder = tmp_path / str(number)
+        process = started(folder, setsid_worker=True, ignore_term=True)
+        wait_for(_two_in(folder / "pids"), "the worker")
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+        report = process.stop(grace=0.5)
+        assert (report.exit_code, report.left) == (-signal.SIGKILL, ())
+        assert gone(pids_in(folder / "pids"))
+
+
+def test_two_threads_stop_at_once(tmp_path: Path) -> None:
+    process = stubborn(tmp_path)
+    reports: list[StopReport] = []
+    threads = [threading.Thread(target=lambda: reports.append(process.stop(grace=0.2))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [report.left for report in reports] == [(), ()]
+    assert {report.killed for report in reports} == {tuple(sorted(pids_in(tmp_path / "pids")))}
 
 
 def test_an_interrupt_ends_the_grace_and_not_the_waiting(tmp_path: Path) -> None:

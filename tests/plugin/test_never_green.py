@@ -179,3 +179,26 @@ def test_the_same_judgement_stands_once_in_the_table(project: Project) -> None:
     assert "good: 1 PASS" in text
     # No throughput and no text were judged: nothing to make a baseline of.
     assert "keep it as baseline" not in text
+
+
+LEFT_BEHIND = """
+import pytest_moegpu.session.measure as measure
+
+measure.wait_idle = lambda probe, idle, seconds: (3 * 1024**3, 1.0)
+"""
+
+
+def test_memory_left_behind_is_red_whatever_the_tests_asked(project: Project) -> None:
+    project.pytester.makeconftest(LEFT_BEHIND)
+    result = project.run("--moegpu-starts=3", "-k", "offload or memory")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    text = result.stdout.str()
+    assert "LEFT BEHIND: start 1: memory did not come back: " in text
+    told = section(text, "ERROR  return to idle")
+    assert "memory did not come back: " in told
+    assert "phase stop" in told
+    assert len(project.last_run().evidence[0].starts) == 1, "nothing more is started on a device like this"
+    only = project.run("--moegpu-starts=1", "-k", "offload")
+    assert only.ret == pytest.ExitCode.TESTS_FAILED
+    assert only.parseoutcomes()["passed"] == 1
+    only.stdout.fnmatch_lines(["LEFT BEHIND: start 1: *"])

@@ -7,6 +7,7 @@ from typing import Any
 
 from pytest_moegpu.core.baseline import BASELINE_SCHEMA, Baseline, BaselineSession
 from pytest_moegpu.core.evidence import Evidence, LogFacts, Part, Preflight, RequestKind, RequestRecord, StartEvidence
+from pytest_moegpu.core.health import DeviceHealth, KernelLog, PhaseTelemetry
 from pytest_moegpu.core.model import (
     DeviceKind,
     Gpu,
@@ -21,6 +22,7 @@ from pytest_moegpu.core.model import (
 from pytest_moegpu.core.record import RUN_SCHEMA, RunRecord
 from pytest_moegpu.core.units import GIB, MIB
 from pytest_moegpu.core.verdict import Verdict
+from pytest_moegpu.core.xid import read_line
 
 QUESTIONS = (
     ("What is the capital of France?", "The capital of France is Paris.", "Paris"),
@@ -43,6 +45,7 @@ CPU_LOG = LogFacts(model_bytes={"CPU_Mapped": 93 * MIB}, kv_bytes={"CPU": 45 * M
 
 def gpu(**changes: Any) -> Gpu:
     card = Gpu(index=0, name="NVIDIA GeForce RTX 3090", memory_bytes=24 * GIB, power_limit_watts=350.0)
+    card = replace(card, pci_bus_id="00000000:0F:00.0", pcie_generation_max=4, pcie_width_max=16)
     return replace(card, **changes)
 
 
@@ -130,6 +133,63 @@ def recall(fill: float, depth: float = 0.9, **changes: Any) -> RequestRecord:
 
 def contexts() -> tuple[RequestRecord, ...]:
     return tuple(recall(fill, depth) for fill in (0.5, 0.95) for depth in (0.9, 0.1))
+
+
+def kernel(*lines: str, problem: str = "") -> KernelLog:
+    """The kernel log of a start with these lines about GPUs."""
+    messages = tuple(message for line in lines if (message := read_line(line)) is not None)
+    assert len(messages) == len(lines), "a line that the reader would drop"
+    return KernelLog(source="/dev/kmsg", problem=problem, messages=messages)
+
+
+def health(**changes: Any) -> DeviceHealth:
+    """One look at a device with ECC memory on which nothing ever happened."""
+    quiet = DeviceHealth(
+        device=0,
+        ecc_corrected=0,
+        ecc_uncorrected=0,
+        rows_remapped_corrected=0,
+        rows_remapped_uncorrected=0,
+        remap_pending=False,
+        remap_failed=False,
+        pcie_replays=0,
+        power_limit_watts=350.0,
+        temperature_c=34.0,
+    )
+    return replace(quiet, **changes)
+
+
+def phase(**changes: Any) -> tuple[PhaseTelemetry, ...]:
+    """The telemetry of one device in one phase: 1800 MHz at the power cap, 70 °C, half of the memory in use."""
+    quiet = PhaseTelemetry(
+        device=0,
+        readings=1000,
+        seconds=10.0,
+        sm_clock_mhz=1800.0,
+        temperature_max_c=70.0,
+        pcie_generation=4,
+        pcie_width=16,
+        used_max_bytes=12 * GIB,
+        free_min_bytes=12 * GIB,
+        host_max_bytes=GIB,
+        reasons={"sw_power_cap": 0.6},
+    )
+    return (replace(quiet, **changes),)
+
+
+def watched(number: int = 1, **changes: Any) -> StartEvidence:
+    """A start of which all was read that a GPU and its kernel can tell, and nothing happened."""
+    whole = start(
+        number,
+        telemetry={name: phase() for name in ("load", "output", "prefill", "decode", "context")},
+        event_reasons=dict.fromkeys(("load", "output", "prefill", "decode", "context"), 0x4),
+        health_before=(health(),),
+        health_after=(health(temperature_c=60.0),),
+        kernel=kernel(),
+        sampler_gap=0.011,
+        pid=4321,
+    )
+    return replace(whole, **changes)
 
 
 def start(number: int = 1, **changes: Any) -> StartEvidence:

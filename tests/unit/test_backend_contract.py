@@ -22,7 +22,7 @@ SPEC = LaunchSpec(
     host="127.0.0.1",
     port=18081,
     api_key=KEY,
-    devices=(1,),
+    devices=("1",),
 )
 SETTINGS = (
     SPEC.settings,

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from pytest_moegpu.checks.memory import RETURN_SLACK_BYTES, judge
 from pytest_moegpu.checks.throughput import metrics
 from pytest_moegpu.core.evidence import DeviceProcess, Evidence, Phase, Preflight, StartEvidence, StartFailure
+from pytest_moegpu.core.model import DeviceKind
 from pytest_moegpu.core.units import GIB, MIB
 from pytest_moegpu.core.verdict import FailedClass, Outcome, Verdict
-from tests.unit.builders import evidence, profile, scenario, start
+from tests.unit.builders import evidence, profile, scenario, start, watched
 
 TENANT = DeviceProcess(pid=7, device=0, name="game", used_bytes=3 * GIB)
 
@@ -108,6 +110,39 @@ def test_out_of_memory_fails_and_the_leak_is_still_judged() -> None:
     assert (broken.outcome, broken.failed_class) == (Outcome.FAILED, FailedClass.MEMORY)
     assert broken.reason == "out of memory: cudaMalloc failed"
     assert idle.outcome is Outcome.FAILED
+
+
+BACK = StartFailure(phase=Phase.STOP, cause="memory did not come back: 2.00 GiB above idle after 30 s; held by pid 71")
+
+
+def test_a_stop_that_left_memory_is_an_error_of_the_return_and_hides_no_peak() -> None:
+    peaks = {"load": 20 * GIB, "decode": 21 * GIB, "stop": 21 * GIB}
+    held = start(2, failure=BACK, peaks=peaks, after_bytes=2 * GIB, left_over=(71,))
+    within, idle = both(start(1), held, memory_budget_bytes=22 * GIB)
+    assert (within.outcome, within.value) == (Outcome.PASS, 21 * GIB - 10 * MIB)
+    assert (idle.outcome, idle.subject, idle.phase) == (Outcome.ERROR, "return to idle", Phase.STOP)
+    assert idle.reason == BACK.cause
+    assert idle.lines[0] == ("starts", "start 2 of 2 broke")
+    over, _ = both(start(1), held, memory_budget_bytes=20 * GIB)
+    assert (over.outcome, over.failed_class) == (Outcome.FAILED, FailedClass.MEMORY)
+
+
+def test_a_stop_that_failed_before_it_was_read_leaves_the_peak_open() -> None:
+    lost = start(2, failure=replace(BACK, cause="the device could not be read"), after_bytes=None)
+    open_end, idle = both(start(1), lost, memory_budget_bytes=22 * GIB)
+    assert (open_end.outcome, open_end.reason) == (Outcome.INCONCLUSIVE, "start 2: memory was not read to the end")
+    assert (idle.outcome, idle.reason) == (Outcome.ERROR, "the device could not be read")
+    over, _ = both(start(1), lost, memory_budget_bytes=20 * GIB)
+    assert over.outcome is Outcome.FAILED
+
+
+def test_readings_far_apart_are_a_finding_on_a_gpu() -> None:
+    assert both(watched(1, sampler_gap=0.02))[0].findings == ()
+    peak, _ = both(watched(1), watched(2, sampler_gap=0.034))
+    assert peak.outcome is Outcome.PASS
+    assert peak.findings == ("readings up to 34.0 ms apart: a shorter peak could have passed unseen",)
+    on_cpu, _ = judge(evidence(watched(1, sampler_gap=0.05)), scenario(), profile(DeviceKind.CPU))
+    assert on_cpu.findings == ()
 
 
 def test_server_that_was_never_up_has_no_idle_verdict() -> None:

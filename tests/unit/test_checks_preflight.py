@@ -94,9 +94,9 @@ def test_later_failure_does_not_blame_the_device() -> None:
 
 
 def test_table_is_in_rank_order() -> None:
-    assert list(CHECKS) == ["preflight", "offload", "output", "context", "memory", "throughput"]
+    assert list(CHECKS) == ["preflight", "offload", "output", "context", "memory", "stability", "throughput"]
     assert [c.rank for c in CHECKS.values()] == sorted(c.rank for c in CHECKS.values())
-    assert [c.level for c in CHECKS.values()] == [1, 1, 1, 3, 2, 2]
+    assert [c.level for c in CHECKS.values()] == [1, 1, 1, 3, 2, 1, 2]
 
 
 def test_unknown_check_offers_the_nearest() -> None:

@@ -11,7 +11,20 @@ from pytest_moegpu.core.evidence import DeviceProcess, Evidence, LogFacts, Phase
 from pytest_moegpu.core.model import DeviceKind, Workload
 from pytest_moegpu.core.units import GIB, MIB
 from pytest_moegpu.core.verdict import FailedClass, Outcome, Verdict
-from tests.unit.builders import CPU_LOG, GPU_LOG, answers, evidence, profile, scenario, start, stream
+from tests.unit.builders import (
+    CPU_LOG,
+    GPU_LOG,
+    answers,
+    evidence,
+    health,
+    kernel,
+    phase,
+    profile,
+    scenario,
+    start,
+    stream,
+    watched,
+)
 
 READ = {"prefill": 0, "decode": 0}
 
@@ -144,10 +157,68 @@ def test_throttling_and_tenants_are_inconclusive_and_named() -> None:
     hot = {"prefill": 0, "decode": 0x24}
     run = evidence(start(1, event_reasons=hot), start(2, event_reasons=hot, foreign=(tenant,)))
     assert valid(run, scenario(), profile()) == (
-        "starts 1, 2: throttled in decode: sw_thermal",
         "start 2: GPU shared with game (pid 7, 300 MiB)",
+        "starts 1, 2: throttled in decode: sw_thermal",
     )
     assert all(v.outcome is Outcome.INCONCLUSIVE for v in by_name(run).values())
+
+
+def test_throttling_concerns_the_speeds_of_its_phase() -> None:
+    decode = evidence(start(event_reasons={"prefill": 0, "decode": 0x20}))
+    assert {name: v.outcome for name, v in by_name(decode).items()} == {
+        "decode": Outcome.INCONCLUSIVE,
+        "prefill": Outcome.PASS,
+        "ttft": Outcome.PASS,
+    }
+    prefill = evidence(start(event_reasons={"prefill": 0x40, "decode": 0}))
+    assert by_name(prefill)["decode"].outcome is Outcome.PASS
+    assert by_name(prefill)["ttft"].reason == "start 1: throttled in prefill: hw_thermal"
+
+
+def test_a_reason_seen_for_a_moment_is_noted_and_not_called_no_throttling() -> None:
+    def seen(share: float) -> Verdict:
+        telemetry = {"prefill": phase(), "decode": phase(reasons={"hw_slowdown": share, "sw_power_cap": 0.5})}
+        return by_name(evidence(watched(1, telemetry=telemetry), watched(2)))["decode"]
+
+    long, short, never = seen(0.02), seen(0.019), seen(0.0)
+    assert (long.outcome, long.reason) == (
+        Outcome.INCONCLUSIVE,
+        "start 1: throttled in decode: hw_slowdown (2.0 % of the readings)",
+    )
+    assert short.outcome is Outcome.PASS
+    assert short.findings == ("start 1: throttled in decode: hw_slowdown (1.9 % of the readings)",)
+    assert "no throttling" not in dict(short.lines)["valid"]
+    assert dict(never.lines)["valid"].startswith("no throttling; ")
+
+
+def test_a_slower_clock_concerns_the_speeds_of_its_phase() -> None:
+    slow = watched(3, telemetry={"prefill": phase(), "decode": phase(sm_clock_mhz=1709.0)})
+    run = evidence(watched(1), watched(2), slow)
+    said = ("start 3: SM clock of device 0 in decode 1709 MHz, median over the starts 1800 MHz",)
+    assert valid(run, scenario(), profile(), "decode") == said
+    assert valid(run, scenario(), profile(), "prefill") == ()
+    near = replace(slow, telemetry={"decode": phase(sm_clock_mhz=1710.0)})
+    assert valid(evidence(watched(1), watched(2), near), scenario(), profile(), "decode") == ()
+
+
+def test_a_power_limit_that_moved_and_memory_nobody_holds_concern_all_speeds() -> None:
+    moved = evidence(watched(1), watched(2, health_after=(health(power_limit_watts=300.0),)))
+    said = ("start 2: power limit of device 0 changed from 350 W to 300 W",)
+    assert [valid(moved, scenario(), profile(), name) for name in ("decode", "prefill", "ttft")] == [said] * 3
+    grown = evidence(watched(1), watched(2, idle_bytes=75 * MIB))
+    words = "65 MiB more in use before the start than before the run, and no process is listed that holds it"
+    assert valid(grown, scenario(), profile()) == (f"start 2: {words}",)
+    assert valid(evidence(watched(1), watched(2, idle_bytes=74 * MIB)), scenario(), profile()) == ()
+    tenant = DeviceProcess(pid=7, device=0, name="game", used_bytes=65 * MIB)
+    known = evidence(watched(1, idle_bytes=75 * MIB, foreign=(tenant,)))
+    assert valid(known, scenario(), profile()) == ("start 1: GPU shared with game (pid 7, 65 MiB)",)
+
+
+def test_a_faulty_device_has_no_speed_to_be_judged() -> None:
+    run = evidence(watched(1), watched(2, kernel=kernel("NVRM: Xid (PCI:0000:0f:00): 63, pid=4321, Row Remapper")))
+    verdicts = by_name(run, decode_min=1e6)
+    assert {v.outcome for v in verdicts.values()} == {Outcome.INCONCLUSIVE}
+    assert verdicts["decode"].reason == "start 2: Xid 63 (memory row remapping or page retirement) on device 0"
 
 
 def test_throttling_in_other_phases_or_at_the_power_cap_is_no_matter() -> None:

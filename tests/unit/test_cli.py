@@ -14,7 +14,7 @@ from pytest_moegpu.cli import VERBS, main
 from pytest_moegpu.core.evidence import Phase
 from pytest_moegpu.core.verdict import Outcome, Verdict
 from pytest_moegpu.host.store import Bundle, write_baseline
-from tests.unit.builders import answers, baseline, evidence, profile, run_record, scenario, start, stream
+from tests.unit.builders import answers, baseline, evidence, profile, run_record, scenario, stream, watched
 
 
 def moegpu(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -88,7 +88,7 @@ def test_show_promote_and_compare(tmp_path: Path, capsys: pytest.CaptureFixture[
     )
     for name, share in (("20261130-1", 1.0), ("20261130-2", 0.8)):
         rates = (99.0, 100.0, 100.5, 101.0, 100.2)
-        starts = (start(i, requests=(*answers(), *(stream(rate * share),) * 3)) for i, rate in enumerate(rates, 1))
+        starts = (watched(i, requests=(*answers(), *(stream(rate * share),) * 3)) for i, rate in enumerate(rates, 1))
         record = run_record(evidence(*starts), id=name, verdicts=green, asked=profile(), scenarios=(scenario(),))
         Bundle(tmp_path / "runs" / name).write(record)
     runs = ("--runs", str(tmp_path / "runs"))

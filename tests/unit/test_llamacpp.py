@@ -93,7 +93,7 @@ class TestArgv:
 
 def test_environment_holds_the_key_and_the_devices_in_nvml_order() -> None:
     assert RECIPE.environment(launch()) == {"LLAMA_API_KEY": "secret"}
-    assert RECIPE.environment(launch(devices=(2, 0))) == {
+    assert RECIPE.environment(launch(devices=("2", "0"))) == {
         "LLAMA_API_KEY": "secret",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": "2,0",

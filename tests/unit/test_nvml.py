@@ -11,12 +11,13 @@ import pynvml
 import pytest
 
 from pytest_moegpu.core.evidence import DeviceProcess, Sample
+from pytest_moegpu.core.health import DeviceHealth
 from pytest_moegpu.core.model import DeviceKind
 from pytest_moegpu.errors import ProbeError
-from pytest_moegpu.host.nvml import NvmlProbe
+from pytest_moegpu.host.nvmlprobe import NvmlProbe
 from tests.fakes.pynvml_fake import ONES_32, ONES_64, h200, install, nvml_error, process
 
-NOT_FIELDS = {"time", "phase", "device", "energy_joules", "host_bytes", "host_free_bytes"}
+NOT_FIELDS = {"time", "phase", "device", "host_bytes", "host_free_bytes"}
 
 
 def fields(sample: Sample) -> dict[str, Any]:
@@ -84,22 +85,35 @@ class TestReading:
                 event_reasons=1,
                 utilisation=0.37,
                 power_watts=76.543,
+                energy_joules=8_123_456.789,
                 temperature_c=31,
                 pcie_generation=5,
                 pcie_width=16,
             ),
         )
 
-    def test_slow_fields_come_at_every_tenth_reading_and_are_never_repeated(
+    def test_at_100_hz_slow_fields_come_at_every_tenth_reading_and_are_never_repeated(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         fake = install(monkeypatch, h200())
         probe = NvmlProbe()
-        samples = [probe.read(n, "decode")[0] for n in range(21)]
-        for name in ("utilisation", "temperature_c", "pcie_generation", "pcie_width"):
-            assert [n for n, sample in enumerate(samples) if getattr(sample, name) is not None] == [0, 10, 20]
-        assert all(sample.used_bytes == 0 and sample.power_watts is not None for sample in samples)
+        # Readings are a little early and late in turn.
+        samples = [probe.read(0.01 * n + (-1) ** n * 0.001, "decode")[0] for n in range(21)]
+        for name in ("memory_clock_mhz", "utilisation", "power_watts", "temperature_c", "pcie_generation"):
+            assert [n for n, sample in enumerate(samples) if getattr(sample, name) is not None] == [0, 10, 20], name
+        for name in ("sm_clock_mhz", "event_reasons", "energy_joules"):
+            given = [n for n, sample in enumerate(samples) if getattr(sample, name) is not None]
+            assert given == list(range(0, 21, 2)), name
+        assert all(sample.used_bytes == 0 for sample in samples)
         assert fake.calls["nvmlDeviceGetCurrPcieLinkWidth"] == 3
+
+    def test_readings_far_apart_have_every_field_whatever_clock_they_go_by(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        install(monkeypatch, h200())
+        probe = NvmlProbe()
+        for time in (5000.0, 0.0, 0.1, 7.0):
+            assert None not in fields(probe.read(time, "after")[0]).values()
 
     @pytest.mark.parametrize("error", ["NOT_SUPPORTED", "NO_PERMISSION", "FUNCTION_NOT_FOUND"])
     def test_what_is_not_given_is_none_never_zero(self, monkeypatch: pytest.MonkeyPatch, error: str) -> None:
@@ -122,7 +136,8 @@ class TestReading:
             "nvmlDeviceGetClockInfo": {pynvml.NVML_CLOCK_SM: ONES_32, pynvml.NVML_CLOCK_MEM: ONES_32},
             "nvmlDeviceGetUtilizationRates": pynvml.c_nvmlUtilization_t(gpu=ONES_32, memory=ONES_32),
             "nvmlDeviceGetPowerUsage": ONES_32,
-            "nvmlDeviceGetTemperatureV": ONES_32,
+            "nvmlDeviceGetTotalEnergyConsumption": ONES_64,
+            "nvmlDeviceGetTemperatureV": -1,
             "nvmlDeviceGetCurrPcieLinkGeneration": ONES_32,
             "nvmlDeviceGetCurrPcieLinkWidth": ONES_32,
         }
@@ -170,6 +185,38 @@ class TestReading:
         with pytest.raises(ProbeError, match="GPU 0 NVIDIA H200") as caught:
             probe.read(1, "decode")
         assert caught.value.kind == kind
+
+
+class TestHealth:
+    def test_every_counter(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        install(monkeypatch, h200())
+        assert NvmlProbe().health() == (
+            DeviceHealth(
+                device=0,
+                ecc_corrected=2,
+                ecc_uncorrected=0,
+                rows_remapped_corrected=0,
+                rows_remapped_uncorrected=0,
+                remap_pending=False,
+                remap_failed=False,
+                pcie_replays=3,
+                power_limit_watts=700.0,
+                temperature_c=31,
+            ),
+        )
+
+    @pytest.mark.parametrize("error", ["NOT_SUPPORTED", "NO_PERMISSION", "CORRUPTED_INFOROM"])
+    def test_what_is_not_given_is_none_never_zero(self, monkeypatch: pytest.MonkeyPatch, error: str) -> None:
+        fake = install(monkeypatch, h200())
+        probe = NvmlProbe()
+        fake.devices[0] = {name: nvml_error(error) for name in h200()}
+        assert probe.health() == (DeviceHealth(device=0),)
+
+    def test_a_lost_gpu_has_no_health(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        install(monkeypatch, h200(nvmlDeviceGetPcieReplayCounter=nvml_error("GPU_IS_LOST")))
+        with pytest.raises(ProbeError, match="nvmlDeviceGetPcieReplayCounter: the GPU is lost") as caught:
+            NvmlProbe().health()
+        assert caught.value.kind == "lost"
 
 
 class TestProcesses:

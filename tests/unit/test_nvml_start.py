@@ -11,7 +11,7 @@ import pynvml
 import pytest
 
 from pytest_moegpu.errors import DeviceError, ProbeError
-from pytest_moegpu.host.nvml import NvmlProbe
+from pytest_moegpu.host.nvmlprobe import NvmlProbe
 from pytest_moegpu.host.probe import Probe
 from tests.fakes.pynvml_fake import FakeNvml, h200, install, nvml_error
 
@@ -129,10 +129,10 @@ class TestLibrary:
     def test_meets_the_protocol(self, monkeypatch: pytest.MonkeyPatch) -> None:
         install(monkeypatch, h200())
         probe: Probe = NvmlProbe()
-        assert (probe.name, probe.interval_seconds) == ("nvml", 0.02)
+        assert (probe.name, probe.interval_seconds) == ("nvml", 0.01)
 
     def test_importing_the_module_does_not_import_the_binding(self) -> None:
-        code = "import sys, pytest_moegpu.host.nvml; sys.exit('pynvml' in sys.modules)"
+        code = "import sys, pytest_moegpu.host.nvmlprobe; sys.exit('pynvml' in sys.modules)"
         assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
     def test_real_binding_without_a_driver(self) -> None:

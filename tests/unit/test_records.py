@@ -16,14 +16,14 @@ from pytest_moegpu.core.verdict import Outcome, Verdict
 from pytest_moegpu.errors import RecordError
 from pytest_moegpu.host.store import Bundle, read_baseline, write_baseline
 from pytest_moegpu.session.records import check_baselines, compare_runs, promote, show
-from tests.unit.builders import answers, baseline, evidence, profile, run_record, scenario, start, stream
+from tests.unit.builders import answers, baseline, evidence, profile, run_record, scenario, start, stream, watched
 
 STEADY = (99.0, 100.0, 100.5, 101.0, 100.2)
 PLACE = Path("rtx3090/balanced-6k/llamacpp.json")
 
 
 def starts(rates: tuple[float, ...]) -> tuple[StartEvidence, ...]:
-    return tuple(start(i, requests=(*answers(), *(stream(rate),) * 3)) for i, rate in enumerate(rates, 1))
+    return tuple(watched(i, requests=(*answers(), *(stream(rate),) * 3)) for i, rate in enumerate(rates, 1))
 
 
 def measured(rates: tuple[float, ...] = STEADY, **changes: Any) -> Evidence:
@@ -235,7 +235,7 @@ class TestCompare:
                 {"requests": (*answers(), *(stream(error="HTTP 500", output_tokens=None, first_token=None),) * 3)},
                 "INCONC",
             ),
-            ({"event_reasons": {"prefill": 0x40, "decode": 0x40}}, "INCONCLUSIVE"),
+            ({"telemetry": {}, "event_reasons": {"prefill": 0x40, "decode": 0x40}}, "INCONCLUSIVE"),
             ({"log": LogFacts(offloaded_layers=0, total_layers=41)}, "NOT_COMPARABLE"),
         ],
     )
@@ -252,12 +252,13 @@ class TestCompare:
         assert " PASS" not in text.partition("decode")[2].partition("\n")[0]
 
     def test_a_first_run_that_was_bad_is_no_measure(self, folders: Folders) -> None:
-        bad = tuple(replace(s, event_reasons={"prefill": 0x40, "decode": 0x40}) for s in starts(STEADY))
+        hot = {"prefill": 0x40, "decode": 0x40}
+        bad = tuple(replace(s, telemetry={}, event_reasons=hot) for s in starts(STEADY))
         folders.save("run-a", evidence(*bad))
         folders.save("run-b", measured())
         text, code = compare_runs("run-a", "run-b", folders.runs)
         assert code == 2
-        assert "run run-a is no measure for others: throughput INCONCLUSIVE: " in text
+        assert "run run-a is no measure for others: stability INCONCLUSIVE: " in text
         assert "throttled in prefill: hw_thermal" in text
 
 

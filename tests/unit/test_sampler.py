@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
-import time
+from dataclasses import replace
 
 import pytest
 
 from pytest_moegpu.core.evidence import Phase, Sample
+from pytest_moegpu.core.model import Gpu
 from pytest_moegpu.errors import ProbeError
 from pytest_moegpu.host.sampler import Sampler
+from pytest_moegpu.host.treemem import TreeMemory
 from tests.fakes.probe import FakeProbe, Reading
+from tests.fakes.waiting import wait_for
 
 PATIENCE = 10.0
 
@@ -49,7 +53,7 @@ class TestWithoutThread:
 
     def test_nothing_read(self) -> None:
         sampler = Sampler(FakeProbe())
-        assert (sampler.samples, sampler.rate(), sampler.error) == ((), None, None)
+        assert (sampler.samples, sampler.rate(), sampler.gap(), sampler.error) == ((), None, None, None)
 
     def test_idle_readings_do_not_count_as_rate(self) -> None:
         sampler = Sampler(FakeProbe())
@@ -138,25 +142,6 @@ class TestThread:
         assert sampler.error.__cause__ is cause
         sampler.stop()
 
-    def test_a_slow_probe_gets_its_rest_after_every_reading(self) -> None:
-        spans: list[tuple[float, float]] = []
-        signal = Signal(5)
-
-        def read(moment: float, phase: str) -> Reading:
-            began = time.monotonic()
-            if not spans:
-                time.sleep(0.1)
-            value = signal(moment, phase)
-            spans.append((began, time.monotonic()))
-            return value
-
-        sampler = Sampler(FakeProbe(read, interval_seconds=0.01))
-        sampler.start()
-        assert signal.enough.wait(PATIENCE)
-        sampler.stop()
-        rests = [after[0] - before[1] for before, after in itertools.pairwise(spans)]
-        assert min(rests) >= 0.009
-
     def test_a_probe_that_hangs_is_reported(self) -> None:
         entered, release = threading.Event(), threading.Event()
 
@@ -183,8 +168,140 @@ class TestThread:
         sampler.stop()
 
 
+class Timer:
+    """Stands in for the module `time`: sleeping takes no time but moves the clock, `late` seconds more than asked."""
+
+    def __init__(self, late: float = 0.0) -> None:
+        self.now = 50.0
+        self.late = late
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds >= 0
+        self.now += seconds + self.late
+
+
+class TestSchedule:
+    @staticmethod
+    def sampled(monkeypatch: pytest.MonkeyPatch, timer: Timer, *durations: float) -> tuple[list[float], Sampler]:
+        """Return when each reading began, in intervals of 10 ms, of a probe whose readings take so long."""
+        left = list(durations)
+
+        def read(moment: float, phase: str) -> Reading:
+            if not left:
+                return ProbeError("the end of the script")
+            timer.now += left.pop(0)
+            return 1
+
+        monkeypatch.setattr("pytest_moegpu.host.sampler.time", timer)
+        sampler = Sampler(FakeProbe(read, interval_seconds=0.01), clock=timer.monotonic)
+        sampler.start()
+        _join()
+        return [round((sample.time - 50.0) / 0.01, 6) for sample in sampler.samples], sampler
+
+    def test_the_time_of_a_reading_does_not_move_the_next(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        found, sampler = self.sampled(monkeypatch, Timer(), *[0.004] * 5)
+        assert found == [0, 1, 2, 3, 4]
+        assert sampler.rate() == pytest.approx(100.0)
+        assert sampler.gap() == pytest.approx(0.01)
+
+    def test_waking_late_does_not_move_those_after_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert self.sampled(monkeypatch, Timer(late=0.002), *[0.001] * 5)[0] == [0, 1.2, 2.2, 3.2, 4.2]
+
+    def test_missed_readings_are_skipped_and_never_made_up_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        found, sampler = self.sampled(monkeypatch, Timer(), 0.001, 0.035, 0.001, 0.001)
+        assert found == [0, 1, 5, 6]
+        assert sampler.gap() == pytest.approx(0.04)
+
+    def test_a_reading_of_exactly_one_interval_costs_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert self.sampled(monkeypatch, Timer(), 0.0101, 0.0101, 0.0101)[0] == [0, 2, 4]
+
+    def test_no_gap_without_two_readings_of_the_thread(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        _, sampler = self.sampled(monkeypatch, Timer(), 0.001)
+        assert (sampler.gap(), sampler.rate()) == (None, None)
+
+
+class Host(TreeMemory):
+    """Host memory that a test tells: 1 MiB more at each reading; `fails` raises instead."""
+
+    def __init__(self, fails: Exception | None = None) -> None:
+        super().__init__()
+        self.fails = fails
+        self.reads = 0
+
+    def read(self) -> int:
+        if self.fails is not None:
+            raise self.fails
+        self.reads += 1
+        return self.reads * 2**20
+
+    def free(self) -> int:
+        return 7
+
+
+class TestHostMemory:
+    def test_it_is_on_the_first_device_of_the_next_reading_and_on_no_other(self) -> None:
+        cards = tuple(Gpu(index=index, name="card", memory_bytes=1) for index in (0, 1))
+        signal = Signal(20)
+        host = Host()
+        sampler = Sampler(FakeProbe(signal, gpus=cards), host=host)
+        sampler.start()
+        assert signal.enough.wait(PATIENCE)
+        wait_for(lambda: any(s.host_bytes is not None for s in sampler.samples), "a reading of host memory")
+        sampler.stop()
+        known = [s for s in sampler.samples if s.host_bytes is not None or s.host_free_bytes is not None]
+        assert 1 <= len(known) <= host.reads < len(sampler.samples) / 2
+        assert known[0] == replace(known[0], device=0, host_bytes=2**20, host_free_bytes=7, used_bytes=5)
+        assert {s.device for s in known} == {0}
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("moegpu-sampler")]
+
+    def test_read_once_has_it_too(self) -> None:
+        (sample,) = Sampler(FakeProbe(), host=Host()).read_once("idle")
+        assert (sample.host_bytes, sample.host_free_bytes) == (2**20, 7)
+
+    def test_without_it_nothing_is_known(self) -> None:
+        (sample,) = Sampler(FakeProbe()).read_once("idle")
+        assert (sample.host_bytes, sample.host_free_bytes) == (None, None)
+
+    def test_an_error_is_kept(self) -> None:
+        sampler = Sampler(FakeProbe(), host=Host(ZeroDivisionError("oops")))
+        sampler.start()
+        wait_for(lambda: sampler.error is not None, "the error")
+        sampler.stop()
+        assert str(sampler.error) == "host memory failed: ZeroDivisionError: oops"
+
+
+def test_drained_samples_are_forgotten_and_the_rate_is_not() -> None:
+    signal = Signal(5)
+    sampler = Sampler(FakeProbe(signal))
+    sampler.start()
+    assert signal.enough.wait(PATIENCE)
+    sampler.stop()
+    rate, gap = sampler.rate(), sampler.gap()
+    assert len(sampler.drain()) >= 5
+    assert (sampler.drain(), sampler.samples) == ((), ())
+    assert (sampler.rate(), sampler.gap()) == (rate, gap)
+    assert gap is not None
+    assert gap > 0
+
+
+def test_threads_switch_fast_while_any_sampler_runs_and_as_before_afterwards() -> None:
+    before = sys.getswitchinterval()
+    first, second = Sampler(FakeProbe()), Sampler(FakeProbe())
+    first.start()
+    second.start()
+    first.stop()
+    first.stop()
+    during = sys.getswitchinterval()
+    second.stop()
+    assert during == pytest.approx(0.0005)
+    assert sys.getswitchinterval() == before
+
+
 def _join() -> None:
     for thread in threading.enumerate():
-        if thread.name == "moegpu-sampler":
+        if thread.name.startswith("moegpu-sampler"):
             thread.join(PATIENCE)
             assert not thread.is_alive()

@@ -16,8 +16,9 @@ from pytest_moegpu.core.evidence import Phase, Sample, StartFailure
 from pytest_moegpu.core.record import RunRecord
 from pytest_moegpu.core.verdict import FailedClass, Outcome, Verdict
 from pytest_moegpu.errors import RecordError, UserError
+from pytest_moegpu.host.recording import Origin, Recording, read_recording
 from pytest_moegpu.host.store import Bundle, RunStore, baseline_path, read_baseline, read_run, write_baseline
-from tests.unit.builders import baseline, evidence, run_record, start, stream
+from tests.unit.builders import baseline, evidence, gpu, run_record, start, stream
 
 NOW = datetime(2026, 11, 30, 10, 0, 0)
 
@@ -97,16 +98,22 @@ def test_a_record_that_cannot_be_written_leaves_the_old_file(tmp_path: Path) -> 
     assert read_run(tmp_path) == old
 
 
-def test_telemetry_has_a_row_of_names_and_a_row_a_sample(tmp_path: Path) -> None:
-    samples = [
+def test_telemetry_of_a_start_has_its_own_place_and_says_what_it_is_of(tmp_path: Path) -> None:
+    samples = (
         Sample(time=1.5, phase="load", device=0, used_bytes=7, power_watts=101.5),
         Sample(time=1.6, phase="decode", device=1, event_reasons=4),
-    ]
-    path = Bundle(tmp_path).write_telemetry("balanced-6k", 2, samples)
-    assert path.name == "telemetry-balanced-6k-2.jsonl"
-    columns, *rows = [json.loads(line) for line in path.read_text().splitlines()]
-    assert columns == list(Sample.__dataclass_fields__)
-    assert [Sample(**dict(zip(columns, row, strict=True))) for row in rows] == samples
+    )
+    origin = Origin(
+        probe="nvml",
+        memory_version="nvml-v2",
+        interval_seconds=0.01,
+        gpus=(gpu(), gpu(index=1)),
+        versions={"driver": "1"},
+    )
+    path = Bundle(tmp_path).write_telemetry("balanced-6k", 2, samples, origin)
+    assert path == tmp_path / "telemetry-balanced-6k-2.jsonl"
+    assert read_recording(path) == Recording(samples=samples, origin=origin)
+    assert read_recording(Bundle(tmp_path).write_telemetry("balanced-6k", 3, samples)) == Recording(samples=samples)
 
 
 def test_log_of_a_start_has_its_own_place(tmp_path: Path) -> None:

@@ -1,0 +1,215 @@
+"""The `nvml` probe: NVIDIA GPUs and MIG instances."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from pytest_moegpu.core.evidence import DeviceProcess, Sample
+from pytest_moegpu.core.health import DeviceHealth
+from pytest_moegpu.core.model import Gpu
+from pytest_moegpu.errors import ProbeError
+from pytest_moegpu.host.nvml import Nvml
+from pytest_moegpu.host.selection import Found, select
+
+__all__ = ["NvmlProbe"]
+
+_OFTEN_SECONDS = 0.015
+_SELDOM_SECONDS = 0.095
+"""A little less than two and ten intervals, so that a reading that comes early does not cost a whole turn."""
+_ONES_32 = 0xFFFF_FFFF
+
+
+class NvmlProbe:
+    """Reads NVIDIA devices. A field the driver does not give, or gives as all ones, is None.
+
+    Made to be read every 10 ms. Memory is in every reading. Event reasons, SM clock and energy are read again when
+    15 ms have passed, so in every second reading; memory clock, utilisation, power, temperature and PCIe link, which
+    change slowly or cost more, when 95 ms have passed, so in every tenth. In between they are None, never an older
+    value. Readings that lie further apart have every field.
+
+    `memory_version` is `nvml-v2` when every device has it; with `nvml-v1` `used_bytes` contains what the driver keeps
+    for itself. A GPU in MIG mode is read by its instances; what NVML does not give for an instance is None in readings,
+    and the parent's for what does not differ between them: power limits, temperature before and after a start, ECC
+    mode, PCI address, VBIOS.
+
+    Args:
+        devices: The devices to read, as index or as UUID or its beginning; digits in a string are an index. GPUs are
+            numbered in PCI bus order, and MIG instances on from the last of them. They are taken as they are, whatever
+            `visible` says. None given: all visible ones.
+        visible: The value of CUDA_VISIBLE_DEVICES, None where it is not set: UUIDs or their beginnings, or indexes.
+            Indexes count the devices that can be opened, in PCI bus order; CUDA counts so with
+            CUDA_DEVICE_ORDER=PCI_BUS_ID, or when all GPUs are alike. As in CUDA, -1 ends the list.
+
+    Raises:
+        ProbeError: The library, the driver or a device asked for cannot be used; see `kind`.
+        DeviceError: A device asked for does not exist, or is a GPU in MIG mode; the message lists what there is.
+    """
+
+    name = "nvml"
+    interval_seconds = 0.01
+
+    def __init__(self, devices: Sequence[int | str] = (), visible: str | None = None) -> None:
+        self._followed: int | None = None
+        self._often_at = self._seldom_at = -math.inf
+        self._nvml = Nvml()
+        try:
+            self._devices = select(self._nvml.devices(), devices, visible)
+            self._memory_v2 = all(self._nvml.memory(device, v2=True) is not None for device in self._devices)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def memory_version(self) -> str:
+        """`nvml-v2` (used without the driver's reserve) or `nvml-v1` (used with it)."""
+        return "nvml-v2" if self._memory_v2 else "nvml-v1"
+
+    def devices(self) -> tuple[Gpu, ...]:
+        """Identify the devices: memory in bytes, power limits in watts.
+
+        Raises:
+            ProbeError: A device is lost, or does not say how much memory it has (unified memory).
+        """
+        return tuple(self._identify(device) for device in self._devices)
+
+    def versions(self) -> dict[str, str]:
+        """Return `driver` and `cuda_driver` (newest CUDA it serves, e.g. "13.0"); the unknown is absent."""
+        driver = self._nvml.ask(None, "nvmlSystemGetDriverVersion")
+        cuda = self._nvml.ask(None, "nvmlSystemGetCudaDriverVersion_v2")
+        found = {"driver": driver, "cuda_driver": f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else None}
+        return {name: str(value) for name, value in found.items() if value}
+
+    def follow(self, pid: int | None) -> None:
+        """Remember the server's process; NVML counts whole devices, so readings do not change."""
+        self._followed = pid
+
+    def read(self, time: float, phase: str) -> tuple[Sample, ...]:
+        """Read every device once: bytes, MHz, watts, joules, degrees Celsius, utilisation as a share of one.
+
+        Raises:
+            ProbeError: A device is lost, or NVML fails in a way that is not about a single field.
+        """
+        # Either way round: callers' clocks may start anywhere.
+        often = abs(time - self._often_at) >= _OFTEN_SECONDS
+        seldom = abs(time - self._seldom_at) >= _SELDOM_SECONDS
+        if often:
+            self._often_at = time
+        if seldom:
+            self._seldom_at = time
+        return tuple(self._read(device, time, phase, often, seldom) for device in self._devices)
+
+    def health(self) -> tuple[DeviceHealth, ...]:
+        """Read fault counters, power limit (watts) and temperature (degrees Celsius) of every device.
+
+        Raises:
+            ProbeError: A device is lost.
+        """
+        return tuple(self._health(device) for device in self._devices)
+
+    def processes(self) -> tuple[DeviceProcess, ...]:
+        """List the processes with a compute or graphics context; `used_bytes` is None where the driver does not say.
+
+        Pids are the driver's: one without a process in this pid namespace is listed without a name, and so is 0, of
+        which there may be several, for processes of which the driver does not tell the pid.
+
+        Raises:
+            ProbeError: A device is lost or does not list its processes: an empty list would say that it is free.
+        """
+        return tuple(process for device in self._devices for process in self._processes(device))
+
+    def close(self) -> None:
+        """Let go of NVML. Safe to call twice; never raises."""
+        self._nvml.close()
+
+    def _identify(self, device: Found) -> Gpu:
+        nvml = self._nvml
+        total = (nvml.memory(device, v2=self._memory_v2) or {}).get("total")
+        if not total:
+            raise ProbeError(f"GPU {device.title} does not say how much memory it has (unified memory?)")
+        board = device.parent or device
+        capability = nvml.ask(board, "nvmlDeviceGetCudaComputeCapability")
+        pci = nvml.ask(board, "nvmlDeviceGetPciInfo")
+        return Gpu(
+            index=device.index,
+            name=device.name,
+            memory_bytes=total,
+            uuid=device.uuid,
+            compute_capability=None if capability is None else f"{capability[0]}.{capability[1]}",
+            power_limit_watts=nvml.thousandths(board, "nvmlDeviceGetEnforcedPowerLimit"),
+            power_default_watts=nvml.thousandths(board, "nvmlDeviceGetPowerManagementDefaultLimit"),
+            mig=True if device.parent else nvml.flag(device, "nvmlDeviceGetMigMode"),
+            ecc=nvml.flag(board, "nvmlDeviceGetEccMode"),
+            persistence=nvml.flag(board, "nvmlDeviceGetPersistenceMode"),
+            pci_bus_id=None if pci is None else pci.busId,
+            pcie_generation_max=nvml.number(board, "nvmlDeviceGetMaxPcieLinkGeneration"),
+            pcie_width_max=nvml.number(board, "nvmlDeviceGetMaxPcieLinkWidth"),
+            vbios=nvml.ask(board, "nvmlDeviceGetVbiosVersion") or None,
+        )
+
+    def _read(self, device: Found, time: float, phase: str, often: bool, seldom: bool) -> Sample:
+        nvml = self._nvml
+        memory = nvml.memory(device, v2=self._memory_v2) or {}
+        load = nvml.ask(device, "nvmlDeviceGetUtilizationRates") if seldom else None
+        return Sample(
+            time=time,
+            phase=phase,
+            device=device.index,
+            used_bytes=memory.get("used"),
+            reserved_bytes=memory.get("reserved"),
+            free_bytes=memory.get("free"),
+            sm_clock_mhz=nvml.clock(device, "SM") if often else None,
+            memory_clock_mhz=nvml.clock(device, "MEM") if seldom else None,
+            event_reasons=nvml.event_reasons(device) if often else None,
+            utilisation=None if load is None or load.gpu > 100 else load.gpu / 100,
+            power_watts=nvml.thousandths(device, "nvmlDeviceGetPowerUsage") if seldom else None,
+            energy_joules=nvml.energy(device) if often else None,
+            temperature_c=nvml.temperature(device) if seldom else None,
+            # No link has generation or width 0: where a virtual machine shows that, it is not known.
+            pcie_generation=(nvml.number(device, "nvmlDeviceGetCurrPcieLinkGeneration") or None) if seldom else None,
+            pcie_width=(nvml.number(device, "nvmlDeviceGetCurrPcieLinkWidth") or None) if seldom else None,
+        )
+
+    def _health(self, device: Found) -> DeviceHealth:
+        nvml = self._nvml
+        board = device.parent or device
+        rows = nvml.ask(device, "nvmlDeviceGetRemappedRows") or (None,) * 4
+        corrected, uncorrected, pending, failed = (None if value == _ONES_32 else value for value in rows)
+        return DeviceHealth(
+            device=device.index,
+            ecc_corrected=nvml.ecc_errors(device, corrected=True),
+            ecc_uncorrected=nvml.ecc_errors(device, corrected=False),
+            rows_remapped_corrected=corrected,
+            rows_remapped_uncorrected=uncorrected,
+            remap_pending=None if pending is None else bool(pending),
+            remap_failed=None if failed is None else bool(failed),
+            pcie_replays=nvml.number(device, "nvmlDeviceGetPcieReplayCounter"),
+            power_limit_watts=nvml.thousandths(board, "nvmlDeviceGetEnforcedPowerLimit"),
+            temperature_c=nvml.temperature(board),
+        )
+
+    def _processes(self, device: Found) -> list[DeviceProcess]:
+        """Merge both lists by pid; each counts all of a process's memory, so the larger one is right, not the sum."""
+        compute = self._nvml.processes(device, "Compute")
+        if compute is None:
+            raise ProbeError(f"GPU {device.title} does not list its processes", kind="no-permission")
+        graphics = self._nvml.processes(device, "Graphics") or []
+        used: dict[int, int | None] = {}
+        for pid, size in (*compute, *graphics):
+            if pid:
+                known = [value for value in (used.get(pid), size) if value is not None]
+                used[pid] = max(known, default=None)
+        # Processes without a pid cannot be told apart, so those of one list are not taken for those of the other.
+        nameless = [size for pid, size in compute if not pid] or [size for pid, size in graphics if not pid]
+        return [
+            DeviceProcess(pid=pid, device=device.index, name=_comm(pid), used_bytes=size)
+            for pid, size in (*used.items(), *((0, size) for size in nameless))
+        ]
+
+
+def _comm(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
