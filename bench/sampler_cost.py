@@ -54,7 +54,7 @@ class Nothing:
 class LikeNvml:
     """Calls foreign code as often and as long as NVML readings were measured to: 6 µs for memory, 2 µs for the rest.
 
-    Memory at every reading, three values at every second, six at every twentieth.
+    Memory at every reading, two values at every fourth, six at every twentieth.
     """
 
     name = "like nvml"
@@ -70,7 +70,7 @@ class LikeNvml:
         """Make the calls and return a sample."""
         self._reads += 1
         self._call(self._buffer, 0, self._long)
-        for _ in range((3 if self._reads % 2 == 0 else 0) + (6 if self._reads % 20 == 0 else 0)):
+        for _ in range((2 if self._reads % 4 == 0 else 0) + (6 if self._reads % 20 == 0 else 0)):
             self._call(self._buffer, 0, self._short)
         return (Sample(time=time, phase=phase, device=0, used_bytes=1, reserved_bytes=2, free_bytes=3),)
 

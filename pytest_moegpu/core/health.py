@@ -49,7 +49,8 @@ class KernelLog:
 class PhaseTelemetry:
     """One device in one phase of a start, over all its readings there. None: never read in this phase.
 
-    Clocks in MHz, `sm_clock_mhz` the median; power the mean in watts, from the energy counter where there is one;
+    Clocks in MHz, `sm_clock_mhz` the median; power the mean in watts, from the energy counter where it was read at both
+    ends of a stretch of the phase (`energy_joules` is what was used there), else of the device's own power readings;
     `reasons` maps a word of `core.reasons` to the share of readings that had it; link figures are the best seen.
     """
 

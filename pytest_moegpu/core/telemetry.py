@@ -28,11 +28,16 @@ def summarise(samples: Iterable[Sample]) -> dict[str, tuple[PhaseTelemetry, ...]
         devices.setdefault(sample.device, []).append(sample)
     found: dict[str, list[PhaseTelemetry]] = {}
     for device in sorted(devices):
+        runs = [(phase, list(run)) for phase, run in groupby(devices[device], key=lambda s: s.phase)]
+        # The counter is read as a phase begins: what the next one finds there was used in this one.
+        ends = [run[:1] for _, run in runs[1:]] + [[]]
         stretches: dict[str, list[list[Sample]]] = {}
-        for phase, run in groupby(devices[device], key=lambda s: s.phase):
-            stretches.setdefault(phase, []).append(list(run))
-        for phase, runs in stretches.items():
-            found.setdefault(phase, []).append(_summary(device, runs))
+        counted: dict[str, list[list[Sample]]] = {}
+        for (phase, run), end in zip(runs, ends, strict=True):
+            stretches.setdefault(phase, []).append(run)
+            counted.setdefault(phase, []).append(run + end)
+        for phase in stretches:
+            found.setdefault(phase, []).append(_summary(device, stretches[phase], energy_used(counted[phase])))
     return {phase: tuple(rows) for phase, rows in found.items()}
 
 
@@ -52,13 +57,12 @@ def energy_used(stretches: Iterable[Sequence[Sample]]) -> tuple[float, float] | 
     return (joules, seconds) if joules > 0 and seconds >= _LEAST_ENERGY_SECONDS else None
 
 
-def _summary(device: int, stretches: Sequence[Sequence[Sample]]) -> PhaseTelemetry:
+def _summary(device: int, stretches: Sequence[Sequence[Sample]], energy: tuple[float, float] | None) -> PhaseTelemetry:
     samples = [sample for stretch in stretches for sample in stretch]
     sm_clocks = [s.sm_clock_mhz for s in samples if s.sm_clock_mhz is not None]
     memory_clocks = [s.memory_clock_mhz for s in samples if s.memory_clock_mhz is not None]
     watts = [s.power_watts for s in samples if s.power_watts is not None]
     loads = [s.utilisation for s in samples if s.utilisation is not None]
-    energy = energy_used(stretches)
     power = energy[0] / energy[1] if energy else fmean(watts) if watts else None
     return PhaseTelemetry(
         device=device,

@@ -13,20 +13,23 @@ from pytest_moegpu.errors import ProbeError
 from pytest_moegpu.host.nvml import Nvml
 from pytest_moegpu.host.selection import Found, select
 
-__all__ = ["NvmlProbe"]
+__all__ = ["ENERGY_SECONDS", "NvmlProbe"]
 
-_OFTEN_SECONDS = 0.015
-_SELDOM_SECONDS = 0.095
-"""A little less than two and ten intervals, so that a reading that comes early does not cost a whole turn."""
+# A little less than four and twenty intervals, so that a reading that comes early does not cost a whole turn.
+_OFTEN_SECONDS = 0.035
+_SELDOM_SECONDS = 0.195
+ENERGY_SECONDS = 5.0
+"""The energy counter takes 2 to 13 ms a reading on an H200, a thousand times what the others take."""
 _ONES_32 = 0xFFFF_FFFF
 
 
 class NvmlProbe:
     """Reads NVIDIA devices. A field the driver does not give, or gives as all ones, is None.
 
-    Made to be read every 10 ms. Memory is in every reading. Event reasons, SM clock and energy are read again when
-    15 ms have passed, so in every second reading; memory clock, utilisation, power, temperature and PCIe link, which
-    change slowly or cost more, when 95 ms have passed, so in every tenth. In between they are None, never an older
+    Made to be read every 10 ms. Memory is in every reading. Event reasons and SM clock are read again when 35 ms have
+    passed, so in every fourth reading; memory clock, utilisation, power, temperature and PCIe link, which change slowly
+    or cost more, when 195 ms have passed, so in every twentieth. The energy counter is read when the phase changes, so
+    that each phase has its sum, and when `energy_seconds` have passed. In between a field is None, never an older
     value. Readings that lie further apart have every field.
 
     `memory_version` is `nvml-v2` when every device has it; with `nvml-v1` `used_bytes` contains what the driver keeps
@@ -41,6 +44,7 @@ class NvmlProbe:
         visible: The value of CUDA_VISIBLE_DEVICES, None where it is not set: UUIDs or their beginnings, or indexes.
             Indexes count the devices that can be opened, in PCI bus order; CUDA counts so with
             CUDA_DEVICE_ORDER=PCI_BUS_ID, or when all GPUs are alike. As in CUDA, -1 ends the list.
+        energy_seconds: How long to do without the energy counter within one phase.
 
     Raises:
         ProbeError: The library, the driver or a device asked for cannot be used; see `kind`.
@@ -50,9 +54,13 @@ class NvmlProbe:
     name = "nvml"
     interval_seconds = 0.01
 
-    def __init__(self, devices: Sequence[int | str] = (), visible: str | None = None) -> None:
+    def __init__(
+        self, devices: Sequence[int | str] = (), visible: str | None = None, energy_seconds: float = ENERGY_SECONDS
+    ) -> None:
         self._followed: int | None = None
-        self._often_at = self._seldom_at = -math.inf
+        self._energy_seconds = energy_seconds
+        self._often_at = self._seldom_at = self._energy_at = -math.inf
+        self._phase = ""
         self._nvml = Nvml()
         try:
             self._devices = select(self._nvml.devices(), devices, visible)
@@ -94,11 +102,14 @@ class NvmlProbe:
         # Either way round: callers' clocks may start anywhere.
         often = abs(time - self._often_at) >= _OFTEN_SECONDS
         seldom = abs(time - self._seldom_at) >= _SELDOM_SECONDS
+        energy = phase != self._phase or abs(time - self._energy_at) >= self._energy_seconds
         if often:
             self._often_at = time
         if seldom:
             self._seldom_at = time
-        return tuple(self._read(device, time, phase, often, seldom) for device in self._devices)
+        if energy:
+            self._energy_at, self._phase = time, phase
+        return tuple(self._read(device, time, phase, often, seldom, energy) for device in self._devices)
 
     def health(self) -> tuple[DeviceHealth, ...]:
         """Read fault counters, power limit (watts) and temperature (degrees Celsius) of every device.
@@ -148,7 +159,7 @@ class NvmlProbe:
             vbios=nvml.ask(board, "nvmlDeviceGetVbiosVersion") or None,
         )
 
-    def _read(self, device: Found, time: float, phase: str, often: bool, seldom: bool) -> Sample:
+    def _read(self, device: Found, time: float, phase: str, often: bool, seldom: bool, energy: bool) -> Sample:
         nvml = self._nvml
         memory = nvml.memory(device, v2=self._memory_v2) or {}
         load = nvml.ask(device, "nvmlDeviceGetUtilizationRates") if seldom else None
@@ -164,7 +175,7 @@ class NvmlProbe:
             event_reasons=nvml.event_reasons(device) if often else None,
             utilisation=None if load is None or load.gpu > 100 else load.gpu / 100,
             power_watts=nvml.thousandths(device, "nvmlDeviceGetPowerUsage") if seldom else None,
-            energy_joules=nvml.energy(device) if often else None,
+            energy_joules=nvml.energy(device) if energy else None,
             temperature_c=nvml.temperature(device) if seldom else None,
             # No link has generation or width 0: where a virtual machine shows that, it is not known.
             pcie_generation=(nvml.number(device, "nvmlDeviceGetCurrPcieLinkGeneration") or None) if seldom else None,

@@ -48,8 +48,9 @@ _switching = _Switching()
 class Sampler:
     """One sampling of one start. Reads every `probe.interval_seconds`, from `start` to `stop`.
 
-    Readings are due at start + n intervals: a late one does not move those after it, and one that took longer than
-    its interval costs the ones it covered, never a burst. The thread stops at the first error and keeps it in `error`.
+    Readings are due at start + n intervals: a late one does not move those after it. One that took longer than its
+    interval costs the ones it covered; a single one follows at once, so that nothing is unseen for much longer than it
+    took, and never a burst. The thread stops at the first error and keeps it in `error`.
     The phase is `preflight` until the first `enter`.
 
     A thread and not a process: at Python's own switch interval of 5 ms, beside a thread that never rests, it was read
@@ -180,7 +181,7 @@ class Sampler:
         read, clock, stopping = self._probe.read, self._clock, self._stopping.is_set
         interval = self._probe.interval_seconds
         began = time.monotonic()
-        tick = 0
+        tick, hurried = 0, False
         while not stopping():
             now = clock()
             try:
@@ -193,7 +194,9 @@ class Sampler:
                 return
             self._add(now, reading)
             spent = time.monotonic() - began
-            tick = max(tick, int(spent / interval)) + 1
+            behind = int(spent / interval)
+            hurried = behind > tick and not hurried
+            tick = behind if hurried else max(tick, behind) + 1
             time.sleep(max(0.0, tick * interval - spent))
 
     def _add(self, now: float, reading: tuple[Sample, ...]) -> None:

@@ -25,6 +25,8 @@ from pytest_moegpu.session.tally import Tally
 __all__ = ["Order", "watch"]
 
 _LOOK_SECONDS = 0.1
+# Power is shown over the last second, which takes two readings of the counter.
+_ENERGY_SECONDS = 0.5
 _HOME = "\x1b[H"
 _TO_END_OF_LINE = "\x1b[K"
 _BELOW = "\x1b[J"
@@ -74,7 +76,7 @@ def _open(order: Order) -> tuple[Probe, list[str]]:
             raise UserError("--replay shows a recording: it goes with neither a PID nor --device")
         return ReplayProbe(order.replay), []
     try:
-        probe: Probe = NvmlProbe(order.devices, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        probe: Probe = NvmlProbe(order.devices, os.environ.get("CUDA_VISIBLE_DEVICES"), _ENERGY_SECONDS)
     except ProbeError as error:
         if order.devices:
             raise

@@ -92,27 +92,35 @@ class TestReading:
             ),
         )
 
-    def test_at_100_hz_slow_fields_come_at_every_tenth_reading_and_are_never_repeated(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_at_100_hz_slow_fields_come_seldom_and_are_never_repeated(self, monkeypatch: pytest.MonkeyPatch) -> None:
         fake = install(monkeypatch, h200())
         probe = NvmlProbe()
         # Readings are a little early and late in turn.
-        samples = [probe.read(0.01 * n + (-1) ** n * 0.001, "decode")[0] for n in range(21)]
+        samples = [probe.read(0.01 * n + (-1) ** n * 0.001, "decode")[0] for n in range(41)]
         for name in ("memory_clock_mhz", "utilisation", "power_watts", "temperature_c", "pcie_generation"):
-            assert [n for n, sample in enumerate(samples) if getattr(sample, name) is not None] == [0, 10, 20], name
-        for name in ("sm_clock_mhz", "event_reasons", "energy_joules"):
+            assert [n for n, sample in enumerate(samples) if getattr(sample, name) is not None] == [0, 20, 40], name
+        for name in ("sm_clock_mhz", "event_reasons"):
             given = [n for n, sample in enumerate(samples) if getattr(sample, name) is not None]
-            assert given == list(range(0, 21, 2)), name
+            assert given == list(range(0, 41, 4)), name
         assert all(sample.used_bytes == 0 for sample in samples)
         assert fake.calls["nvmlDeviceGetCurrPcieLinkWidth"] == 3
+        assert fake.calls["nvmlDeviceGetTotalEnergyConsumption"] == 1
+
+    def test_the_energy_counter_is_read_as_a_phase_begins_and_after_its_time(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        install(monkeypatch, h200())
+        probe = NvmlProbe(energy_seconds=5.0)
+        moments = ((0, "load"), (1, "load"), (2, "prefill"), (2.5, "prefill"), (6.9, "prefill"), (7, "prefill"))
+        given = [time for time, phase in moments if probe.read(time, phase)[0].energy_joules is not None]
+        assert given == [0, 2, 7]
 
     def test_readings_far_apart_have_every_field_whatever_clock_they_go_by(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         install(monkeypatch, h200())
         probe = NvmlProbe()
-        for time in (5000.0, 0.0, 0.1, 7.0):
+        for time in (5000.0, 0.0, 5.0, 12.0):
             assert None not in fields(probe.read(time, "after")[0]).values()
 
     @pytest.mark.parametrize("error", ["NOT_SUPPORTED", "NO_PERMISSION", "FUNCTION_NOT_FOUND"])

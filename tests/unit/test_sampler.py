@@ -210,13 +210,17 @@ class TestSchedule:
     def test_waking_late_does_not_move_those_after_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         assert self.sampled(monkeypatch, Timer(late=0.002), *[0.001] * 5)[0] == [0, 1.2, 2.2, 3.2, 4.2]
 
-    def test_missed_readings_are_skipped_and_never_made_up_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_after_a_slow_reading_one_follows_at_once_and_those_missed_are_not_made_up_for(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         found, sampler = self.sampled(monkeypatch, Timer(), 0.001, 0.035, 0.001, 0.001)
-        assert found == [0, 1, 5, 6]
-        assert sampler.gap() == pytest.approx(0.04)
+        assert found == [0, 1, 4.5, 5]
+        assert sampler.gap() == pytest.approx(0.035)
 
-    def test_a_reading_of_exactly_one_interval_costs_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert self.sampled(monkeypatch, Timer(), 0.0101, 0.0101, 0.0101)[0] == [0, 2, 4]
+    def test_a_probe_that_is_always_slow_is_read_less_often_and_not_without_rest(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert self.sampled(monkeypatch, Timer(), *[0.013] * 5)[0] == [0, 1.3, 3, 4.3, 6]
 
     def test_no_gap_without_two_readings_of_the_thread(self, monkeypatch: pytest.MonkeyPatch) -> None:
         _, sampler = self.sampled(monkeypatch, Timer(), 0.001)

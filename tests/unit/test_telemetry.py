@@ -93,10 +93,25 @@ def test_power_is_from_the_energy_counter_over_the_stretches_of_a_phase() -> Non
     found = summarise(samples)
     ((prefill,), (decode,)) = found["prefill"], found["decode"]
     assert prefill.power_watts == pytest.approx(600.0)
-    assert prefill.energy_joules == pytest.approx(600.0 * 4 * 0.35)
+    # To the first reading of the next phase.
+    assert prefill.energy_joules == pytest.approx(600.0 * 4 * 0.4)
     assert prefill.seconds == pytest.approx(4 * 0.35)
     assert decode.power_watts == pytest.approx(300.0)
-    assert decode.energy_joules == pytest.approx(300.0 * 4 * 0.55)
+    assert decode.energy_joules == pytest.approx(300.0 * (3 * 0.6 + 0.55))
+
+
+def test_a_counter_read_only_as_phases_begin_gives_each_its_sum() -> None:
+    begins = {0.0: ("load", 100.0), 2.0: ("output", 500.0), 3.0: ("stop", 800.0)}
+    samples = []
+    for tick in range(35):
+        time = tick / 10
+        phase = next(phase for start, (phase, _) in reversed(begins.items()) if start <= time)
+        samples.append(sample(time, phase, energy_joules=begins.get(time, ("", None))[1], power_watts=250.0))
+    found = summarise(samples)
+    ((load,), (output,), (stop,)) = found["load"], found["output"], found["stop"]
+    assert (load.energy_joules, load.power_watts) == (400.0, 200.0)
+    assert (output.energy_joules, output.power_watts) == (300.0, 300.0)
+    assert (stop.energy_joules, stop.power_watts) == (None, 250.0)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,8 @@ def opens(monkeypatch: pytest.MonkeyPatch, found: FakeProbe | ProbeError) -> lis
     """Have the watch find this instead of the GPUs of this machine; returns what it asked for."""
     asked = []
 
-    def make(devices: Sequence[str], visible: str | None) -> FakeProbe:
+    def make(devices: Sequence[str], visible: str | None, energy_seconds: float) -> FakeProbe:
+        assert energy_seconds <= 0.5, "power over the last second takes two readings of the counter"
         asked.append((devices, visible))
         if isinstance(found, ProbeError):
             raise found
