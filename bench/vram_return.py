@@ -98,7 +98,7 @@ def run(job: Job, probe: Probe, parallel: int, folder: Path) -> Batch:
     began = time.monotonic()
     try:
         for number in range(parallel):
-            port = free_port()
+            port = _port()
             log = folder / f"server-{number}.log"
             servers.append((ServerProcess(job.command(port), os.environ | job.environment, log, folder), port))
         batch.failed = _await_up(job, probe, servers, idle or 0)
@@ -124,6 +124,11 @@ def run(job: Job, probe: Probe, parallel: int, folder: Path) -> Batch:
     batch.left += [f"pid {pid} still runs" for pid in sorted(trees) if _runs(pid)]
     batch.left += [f"pid {p.pid} ({p.name}) is still on the device" for p in still]
     return batch
+
+
+def _port() -> int:
+    """Return a free port that leaves room above it: SGLang takes another one, 10,000 higher."""
+    return next(port for port in iter(free_port, None) if port < 55_000)
 
 
 def _on_device(probe: Probe, before: set[int]) -> list[DeviceProcess]:

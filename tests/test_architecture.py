@@ -47,7 +47,7 @@ OWN: dict[str, set[str]] = {
 """Package or module → what it may import of ours besides itself. The bare package (`__version__`) is open to all."""
 
 OTHERS: dict[str, set[str]] = {
-    "core": {"numpy", "scipy"},
+    "core": {"numpy", "scipy", "msgspec"},
     "catalog": {"msgspec"},
     "report": {"tabulate", "jinja2", "matplotlib", "prometheus_client"},
     "host": {"pynvml", "httpx", "httptools", "msgspec", "psutil", "gguf", "tqdm", "uvloop", "xllamacpp"},

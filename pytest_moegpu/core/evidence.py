@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import msgspec
+
 from pytest_moegpu.core.health import DeviceHealth, KernelLog, PhaseTelemetry
 from pytest_moegpu.core.model import Gpu, Stack
 
@@ -57,12 +59,12 @@ class RequestKind(StrEnum):
     CONTEXT = "context"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sample:
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """One reading of one device. `used_bytes` is NVML v2 `used`, without `reserved_bytes`, or the process tree's.
 
     `energy_joules` is the device's own counter, of which only differences mean something. `host_bytes` is host memory
     of the server's tree that is not a mapped file, and `host_free_bytes` what the system has available.
+    A struct, because it is made 100 times a second beside the load: a frozen dataclass takes three times as long.
     """
 
     time: float

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+
+from msgspec import structs
 
 from pytest_moegpu.core.evidence import Phase, RequestKind, RequestRecord, Sample
 
@@ -31,7 +32,7 @@ def label(samples: Iterable[Sample], requests: Sequence[RequestRecord]) -> tuple
         while at < len(spans) and spans[at][1] < sample.time:
             at += 1
         inside = at < len(spans) and spans[at][0] <= sample.time
-        labelled.append(replace(sample, phase=spans[at][2]) if inside else sample)
+        labelled.append(structs.replace(sample, phase=spans[at][2]) if inside else sample)
     return tuple(labelled)
 
 

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from msgspec import structs
+
 from pytest_moegpu.core.evidence import DeviceProcess, Sample
 from pytest_moegpu.core.health import DeviceHealth
 from pytest_moegpu.core.model import Gpu
@@ -122,7 +124,7 @@ class EmulatedProbe:
     def _without(self, sample: Sample) -> Sample:
         if sample.used_bytes is None:
             return sample
-        return replace(sample, used_bytes=max(0, sample.used_bytes - self._held[sample.device]))
+        return structs.replace(sample, used_bytes=max(0, sample.used_bytes - self._held[sample.device]))
 
     def _hold(self) -> None:
         """Take the memory, once; make sure afterwards that it is still held."""

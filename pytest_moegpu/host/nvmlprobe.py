@@ -18,7 +18,7 @@ __all__ = ["ENERGY_SECONDS", "NvmlProbe"]
 # A little less than four and twenty intervals, so that a reading that comes early does not cost a whole turn.
 _OFTEN_SECONDS = 0.035
 _SELDOM_SECONDS = 0.195
-ENERGY_SECONDS = 5.0
+ENERGY_SECONDS = 10.0
 """The energy counter takes 2 to 13 ms a reading on an H200, a thousand times what the others take."""
 _ONES_32 = 0xFFFF_FFFF
 
@@ -65,6 +65,7 @@ class NvmlProbe:
         try:
             self._devices = select(self._nvml.devices(), devices, visible)
             self._memory_v2 = all(self._nvml.memory(device, v2=True) is not None for device in self._devices)
+            self._memory = {d.index: self._nvml.memory_reader(d, v2=self._memory_v2) for d in self._devices}
         except BaseException:
             self.close()
             raise
@@ -161,15 +162,24 @@ class NvmlProbe:
 
     def _read(self, device: Found, time: float, phase: str, often: bool, seldom: bool, energy: bool) -> Sample:
         nvml = self._nvml
-        memory = nvml.memory(device, v2=self._memory_v2) or {}
+        used, free, reserved = self._memory[device.index]()
+        if not (often or seldom or energy):
+            return Sample(
+                time=time,
+                phase=phase,
+                device=device.index,
+                used_bytes=used,
+                reserved_bytes=reserved,
+                free_bytes=free,
+            )
         load = nvml.ask(device, "nvmlDeviceGetUtilizationRates") if seldom else None
         return Sample(
             time=time,
             phase=phase,
             device=device.index,
-            used_bytes=memory.get("used"),
-            reserved_bytes=memory.get("reserved"),
-            free_bytes=memory.get("free"),
+            used_bytes=used,
+            reserved_bytes=reserved,
+            free_bytes=free,
             sm_clock_mhz=nvml.clock(device, "SM") if often else None,
             memory_clock_mhz=nvml.clock(device, "MEM") if seldom else None,
             event_reasons=nvml.event_reasons(device) if often else None,

@@ -19,7 +19,7 @@ __all__ = ["TELEMETRY_SCHEMA", "Origin", "Recording", "read_recording", "write_r
 TELEMETRY_SCHEMA = 2
 """1 was the same with the column names alone, as an array, in the first line; it can still be read."""
 
-_COLUMNS = tuple(Sample.__dataclass_fields__)
+_COLUMNS = Sample.__struct_fields__
 _NEEDED = ("time", "phase", "device")
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
+
+from msgspec import structs
 
 from pytest_moegpu.core.evidence import DeviceProcess, Sample
 from pytest_moegpu.core.health import DeviceHealth
@@ -97,7 +98,7 @@ class ReplayProbe:
         """Return the reading of this moment with the caller's time and phase."""
         place = self._place()
         self._reads += 1
-        return tuple(replace(sample, time=time, phase=phase) for sample in self._readings[place])
+        return tuple(structs.replace(sample, time=time, phase=phase) for sample in self._readings[place])
 
     def health(self) -> tuple[DeviceHealth, ...]:
         """Return nothing: counters are not in a recording."""

@@ -7,7 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+
+from msgspec import structs
 
 from pytest_moegpu.core.evidence import Phase, Sample
 from pytest_moegpu.errors import ProbeError
@@ -231,7 +232,7 @@ class Sampler:
 
 def _with_host(reading: tuple[Sample, ...], host: tuple[int | None, int]) -> tuple[Sample, ...]:
     used, free = host
-    return (replace(reading[0], host_bytes=used, host_free_bytes=free), *reading[1:]) if reading else reading
+    return (structs.replace(reading[0], host_bytes=used, host_free_bytes=free), *reading[1:]) if reading else reading
 
 
 def _unforeseen(what: str, error: Exception) -> ProbeError:

@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from pytest_moegpu.errors import MoegpuError, ProbeError
 from pytest_moegpu.host import nvml
 from pytest_moegpu.host.nvmlprobe import NvmlProbe
@@ -182,7 +184,7 @@ def _say(devices: list[int | str], visible: str | None, times: list[float]) -> d
         "readings": [],
     }
     for time in times:
-        reading = _or_error(lambda now=time: [asdict(sample) for sample in probe.read(now, "decode")])  # type: ignore[misc]
+        reading = _or_error(lambda now=time: [structs.asdict(sample) for sample in probe.read(now, "decode")])  # type: ignore[misc]
         said["readings"].append(reading)
         if isinstance(reading, dict):
             break

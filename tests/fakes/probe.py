@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec import structs
 
 from pytest_moegpu.core.evidence import DeviceProcess, Sample
 from pytest_moegpu.core.health import DeviceHealth
@@ -81,7 +82,7 @@ class FakeProbe:
             raise reading
         values = [reading] * len(self._gpus) if isinstance(reading, int | Sample | None) else reading
         return tuple(
-            replace(value, time=time, phase=phase, device=gpu.index)
+            structs.replace(value, time=time, phase=phase, device=gpu.index)
             if isinstance(value, Sample)
             else Sample(time=time, phase=phase, device=gpu.index, used_bytes=value)
             for gpu, value in zip(self._gpus, values, strict=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pynvml
 import pytest
+from msgspec import structs
 
 from pytest_moegpu.core.evidence import DeviceProcess, Sample
 from pytest_moegpu.core.health import DeviceHealth
@@ -21,7 +22,7 @@ NOT_FIELDS = {"time", "phase", "device", "host_bytes", "host_free_bytes"}
 
 
 def fields(sample: Sample) -> dict[str, Any]:
-    return {name: value for name, value in asdict(sample).items() if name not in NOT_FIELDS}
+    return {name: value for name, value in structs.asdict(sample).items() if name not in NOT_FIELDS}
 
 
 class TestIdentity:

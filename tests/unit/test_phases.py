@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from pytest_moegpu.core.evidence import Phase, RequestKind, RequestRecord, Sample
 from pytest_moegpu.core.phases import event_reasons, label, peaks
@@ -89,7 +88,7 @@ def test_labelling_agrees_with_its_definition(times: list[float], lengths: list[
             if low <= s.time <= high
         ]
         assert s.phase in (spans or ["load"])
-        assert replace(s, phase="load") == sample(s.time)
+        assert structs.replace(s, phase="load") == sample(s.time)
 
 
 def test_peaks_by_phase() -> None:

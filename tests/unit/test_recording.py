@@ -34,7 +34,7 @@ def test_the_first_line_says_what_follows(tmp_path: Path) -> None:
     path = tmp_path / "telemetry.jsonl"
     write_recording(path, Recording(samples=(Sample(time=1.5, phase="load", device=1, used_bytes=7),), origin=ORIGIN))
     head, row = map(json.loads, path.read_text("utf-8").splitlines())
-    assert (head["schema"], head["columns"]) == (2, list(Sample.__dataclass_fields__))
+    assert (head["schema"], head["columns"]) == (2, list(Sample.__struct_fields__))
     assert [head[name] for name in ("probe", "memory_version", "interval_seconds")] == ["nvml", "nvml-v2", 0.01]
     assert head["versions"] == {"driver": "580.159.04", "cuda_driver": "13.0"}
     assert [card["uuid"] for card in head["gpus"]] == [None, "GPU-b"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
-from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from pytest_moegpu.core.evidence import Phase, Sample
 from pytest_moegpu.core.model import Gpu
@@ -257,7 +257,7 @@ class TestHostMemory:
         sampler.stop()
         known = [s for s in sampler.samples if s.host_bytes is not None or s.host_free_bytes is not None]
         assert 1 <= len(known) <= host.reads < len(sampler.samples) / 2
-        assert known[0] == replace(known[0], device=0, host_bytes=2**20, host_free_bytes=7, used_bytes=5)
+        assert known[0] == structs.replace(known[0], device=0, host_bytes=2**20, host_free_bytes=7, used_bytes=5)
         assert {s.device for s in known} == {0}
         assert not [thread for thread in threading.enumerate() if thread.name.startswith("moegpu-sampler")]
 
