@@ -6,6 +6,7 @@ import shlex
 
 import pytest
 
+from pytest_moegpu.core.units import GIB, MIB
 from pytest_moegpu.options import Options
 
 __all__ = ["rerun_line"]
@@ -22,6 +23,7 @@ def rerun_line(item: pytest.Item, scenario: str, options: Options, keyword: str,
         "--moegpu-server": options.server,
         "--moegpu-model": options.model,
         "--moegpu-device": ",".join(options.devices),
+        "--moegpu-emulate-vram": _size(options.emulate_bytes),
     }
     words += [f"{option}={value}" for option, value in given.items() if value]
     words += [f"--moegpu-catalog={folder}" for folder in options.catalog]
@@ -32,3 +34,10 @@ def rerun_line(item: pytest.Item, scenario: str, options: Options, keyword: str,
     if own_suite:
         words += ["-k", keyword]
     return shlex.join(words)
+
+
+def _size(count: int | None) -> str:
+    """Write bytes so that the option reads exactly these again."""
+    if count is None:
+        return ""
+    return f"{count // GIB}GiB" if count % GIB == 0 else f"{count // MIB}MiB" if count % MIB == 0 else f"{count}B"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from pytest_moegpu.checks.common import broken, broken_start, grouped, is_host_device, reached, shared_with, with_log
+from pytest_moegpu.checks.hardware import LOADED_PHASES
 from pytest_moegpu.checks.spill import host_line, judge_spill
 from pytest_moegpu.core.evidence import Evidence, LogFacts, Phase, StartEvidence, StartFailure
 from pytest_moegpu.core.model import DeviceKind, Profile, Scenario
@@ -130,10 +131,12 @@ def _doubts(starts: tuple[StartEvidence, ...], budget: int | None) -> tuple[str,
 
 def _gaps(starts: tuple[StartEvidence, ...]) -> tuple[str, ...]:
     """Say how short a peak may have passed unseen, where readings were further apart than they should be."""
-    longest = max((s.sampler_gap for s in starts if s.sampler_gap is not None), default=0.0)
-    if longest <= _MAX_GAP_SECONDS:
-        return ()
-    return (f"readings up to {format_seconds(longest)} apart: a shorter peak could have passed unseen",)
+    longest: dict[Phase, float] = {}
+    for phase in LOADED_PHASES:
+        gaps = (told.gap_seconds for s in starts for told in s.telemetry.get(phase, ()))
+        longest[phase] = max((gap for gap in gaps if gap is not None), default=0.0)
+    apart = [f"{format_seconds(gap)} in {phase}" for phase, gap in longest.items() if gap > _MAX_GAP_SECONDS]
+    return (f"readings up to {', '.join(apart)} apart: a shorter peak there could have passed unseen",) if apart else ()
 
 
 def _parts(log: LogFacts, kind: DeviceKind) -> tuple[tuple[str, str], ...]:

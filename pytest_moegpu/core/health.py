@@ -52,11 +52,13 @@ class PhaseTelemetry:
     Clocks in MHz, `sm_clock_mhz` the median; power the mean in watts, from the energy counter where it was read at both
     ends of a stretch of the phase (`energy_joules` is what was used there), else of the device's own power readings;
     `reasons` maps a word of `core.reasons` to the share of readings that had it; link figures are the best seen.
+    `gap_seconds` is the longest time between two readings: what was there for less may have passed unseen.
     """
 
     device: int
     readings: int
     seconds: float
+    gap_seconds: float | None = None
     sm_clock_mhz: float | None = None
     sm_clock_min_mhz: float | None = None
     sm_clock_max_mhz: float | None = None

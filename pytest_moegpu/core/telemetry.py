@@ -37,7 +37,8 @@ def summarise(samples: Iterable[Sample]) -> dict[str, tuple[PhaseTelemetry, ...]
             stretches.setdefault(phase, []).append(run)
             counted.setdefault(phase, []).append(run + end)
         for phase in stretches:
-            found.setdefault(phase, []).append(_summary(device, stretches[phase], energy_used(counted[phase])))
+            row = _summary(device, stretches[phase], energy_used(counted[phase]), _gap(counted[phase]))
+            found.setdefault(phase, []).append(row)
     return {phase: tuple(rows) for phase, rows in found.items()}
 
 
@@ -57,7 +58,13 @@ def energy_used(stretches: Iterable[Sequence[Sample]]) -> tuple[float, float] | 
     return (joules, seconds) if joules > 0 and seconds >= _LEAST_ENERGY_SECONDS else None
 
 
-def _summary(device: int, stretches: Sequence[Sequence[Sample]], energy: tuple[float, float] | None) -> PhaseTelemetry:
+def _gap(stretches: Iterable[Sequence[Sample]]) -> float | None:
+    return max((after.time - before.time for stretch in stretches for before, after in pairwise(stretch)), default=None)
+
+
+def _summary(
+    device: int, stretches: Sequence[Sequence[Sample]], energy: tuple[float, float] | None, gap: float | None
+) -> PhaseTelemetry:
     samples = [sample for stretch in stretches for sample in stretch]
     sm_clocks = [s.sm_clock_mhz for s in samples if s.sm_clock_mhz is not None]
     memory_clocks = [s.memory_clock_mhz for s in samples if s.memory_clock_mhz is not None]
@@ -68,6 +75,7 @@ def _summary(device: int, stretches: Sequence[Sequence[Sample]], energy: tuple[f
         device=device,
         readings=len(samples),
         seconds=sum(stretch[-1].time - stretch[0].time for stretch in stretches),
+        gap_seconds=gap,
         sm_clock_mhz=median(sm_clocks) if sm_clocks else None,
         sm_clock_min_mhz=min(sm_clocks, default=None),
         sm_clock_max_mhz=max(sm_clocks, default=None),

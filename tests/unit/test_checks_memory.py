@@ -9,7 +9,7 @@ from pytest_moegpu.core.evidence import DeviceProcess, Evidence, Phase, Prefligh
 from pytest_moegpu.core.model import DeviceKind
 from pytest_moegpu.core.units import GIB, MIB
 from pytest_moegpu.core.verdict import FailedClass, Outcome, Verdict
-from tests.unit.builders import evidence, profile, scenario, start, watched
+from tests.unit.builders import evidence, phase, profile, scenario, start, watched
 
 TENANT = DeviceProcess(pid=7, device=0, name="game", used_bytes=3 * GIB)
 
@@ -137,11 +137,15 @@ def test_a_stop_that_failed_before_it_was_read_leaves_the_peak_open() -> None:
 
 
 def test_readings_far_apart_are_a_finding_on_a_gpu() -> None:
-    assert both(watched(1, sampler_gap=0.02))[0].findings == ()
-    peak, _ = both(watched(1), watched(2, sampler_gap=0.034))
+    near = {name: phase(gap_seconds=0.02) for name in ("load", "decode")}
+    assert both(watched(1, telemetry=near))[0].findings == ()
+    wide = {"load": phase(gap_seconds=0.034), "decode": phase(gap_seconds=0.011), "context": phase(gap_seconds=0.05)}
+    peak, _ = both(watched(1), watched(2, telemetry=wide))
     assert peak.outcome is Outcome.PASS
-    assert peak.findings == ("readings up to 34.0 ms apart: a shorter peak could have passed unseen",)
-    on_cpu, _ = judge(evidence(watched(1, sampler_gap=0.05)), scenario(), profile(DeviceKind.CPU))
+    assert peak.findings == (
+        "readings up to 34.0 ms in load, 50.0 ms in context apart: a shorter peak there could have passed unseen",
+    )
+    on_cpu, _ = judge(evidence(watched(1, telemetry=wide)), scenario(), profile(DeviceKind.CPU))
     assert on_cpu.findings == ()
 
 

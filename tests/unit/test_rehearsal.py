@@ -11,13 +11,15 @@ from pytest_moegpu.checks import preflight, throughput
 from pytest_moegpu.core.evidence import Phase
 from pytest_moegpu.core.identity import differences, identity, prompt_hash
 from pytest_moegpu.core.model import DeviceKind, Gpu, GpuRequirement, ModelFile, Profile, Settings, Workload
-from pytest_moegpu.core.units import GIB
+from pytest_moegpu.core.units import GIB, parse_bytes
 from pytest_moegpu.core.verdict import Outcome, Verdict
 from pytest_moegpu.errors import DeviceError, RecordError
 from pytest_moegpu.host.emulated import EmulatedProbe
 from pytest_moegpu.host.store import Bundle
+from pytest_moegpu.options import Options
 from pytest_moegpu.report.junit import properties
 from pytest_moegpu.report.terminal import failure_text, rows
+from pytest_moegpu.rerun import rerun_line
 from pytest_moegpu.session.judge import finish
 from pytest_moegpu.session.records import promote
 from pytest_moegpu.session.target import open_probe
@@ -144,6 +146,13 @@ def test_every_form_of_a_verdict_carries_the_mark() -> None:
     assert ("moegpu.rehearsal", MARK) in properties((marked,))
     plain = finish(_verdict(), Path("runs"), "pytest")
     assert "rehearsal" not in failure_text(plain) + str(plain.more) + str(properties((plain,)))
+
+
+@pytest.mark.parametrize("size", ["24GiB", "24000MiB", "25769803777B"])
+def test_the_line_that_asks_again_asks_for_the_same_card(size: str) -> None:
+    options = Options(profile="rtx3090", emulate_bytes=parse_bytes(size))
+    line = rerun_line(None, "s", options, "memory", own_suite=True)  # type: ignore[arg-type]
+    assert line == f"pytest --moegpu=rtx3090 --moegpu-scenario=s --moegpu-emulate-vram={size} -k memory"
 
 
 def test_it_never_becomes_a_baseline(tmp_path: Path) -> None:

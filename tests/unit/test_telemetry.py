@@ -42,6 +42,7 @@ def test_every_field_of_one_phase() -> None:
         device=0,
         readings=5,
         seconds=0.5,
+        gap_seconds=pytest.approx(0.2),
         sm_clock_mhz=1700,
         sm_clock_min_mhz=1200,
         sm_clock_max_mhz=1980,
@@ -59,7 +60,13 @@ def test_every_field_of_one_phase() -> None:
 
 
 def test_what_was_never_read_is_not_known() -> None:
-    assert only(sample(1.0), sample(2.0)) == PhaseTelemetry(device=0, readings=2, seconds=1.0)
+    assert only(sample(1.0), sample(2.0)) == PhaseTelemetry(device=0, readings=2, seconds=1.0, gap_seconds=1.0)
+
+
+def test_the_longest_gap_of_a_phase_reaches_to_the_first_reading_of_the_next() -> None:
+    found = summarise([sample(0.0, "load"), sample(0.01, "load"), sample(0.08, "decode"), sample(0.11, "decode")])
+    assert found["load"][0].gap_seconds == pytest.approx(0.07)
+    assert found["decode"][0].gap_seconds == pytest.approx(0.03)
 
 
 def test_a_true_zero_stays_zero() -> None:
