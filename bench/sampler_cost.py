@@ -29,7 +29,7 @@ from typing import Any
 from tabulate import tabulate
 
 from bench.load import LOADS
-from pytest_moegpu.core.evidence import Sample
+from pytest_moegpu.core.sample import Sample
 from pytest_moegpu.errors import MoegpuError
 from pytest_moegpu.host.hostmem import HostProbe
 from pytest_moegpu.host.nvmlprobe import NvmlProbe

@@ -8,7 +8,8 @@ first process only, as the kernel or an operator would: whoever else of the tree
 one) is left to the supervisor. `--parallel N` does N rounds at once: all are ended together, then the device is waited
 for. The program of llamacpp is `--program` or MOEGPU_LLAMA_SERVER, the model `--model` or MOEGPU_MODEL; vLLM and
 SGLang run in this Python, with `--pythonpath` before everything else.
-Prints a table and writes JSON; exit code 1 when a process or memory was left.
+Prints a table and writes JSON; exit code 1 when a process or memory was left, and when a round had nothing to give
+back: a server that was not up or held no memory, or whose processes are missing in the driver's list.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ import os
 import signal
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
@@ -31,7 +32,7 @@ from typing import Any
 import psutil
 
 from pytest_moegpu.core.evidence import DeviceProcess
-from pytest_moegpu.core.units import GIB
+from pytest_moegpu.core.units import GIB, MIB
 from pytest_moegpu.host.control import Control, free_port
 from pytest_moegpu.host.probe import Probe
 from pytest_moegpu.host.process import ServerProcess, StopReport, tail
@@ -40,6 +41,8 @@ from pytest_moegpu.session.device import held, used, wait_idle
 RETURN_SECONDS = 30.0
 STEADY_SECONDS = 3.0
 POLL_SECONDS = 0.02
+# A CUDA context without a model takes more; a server that takes less was not on the device.
+HELD_BYTES = 64 * MIB
 OFFLINE = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
 
 Command = Callable[[int], list[str]]
@@ -62,12 +65,16 @@ class Job:
 
 @dataclass(kw_only=True)
 class Batch:
-    """Servers that were ended together; bytes of the device, seconds since the end was asked for."""
+    """Servers that were ended together; bytes of the device, seconds since the end was asked for.
+
+    `listed` counts all that the driver listed while they were up, `holders` are those that it did not list before.
+    """
 
     rounds: int
     idle_bytes: int | None
     up_bytes: int | None = None
     up_seconds: float | None = None
+    listed: int = 0
     holders: list[DeviceProcess] = field(default_factory=list)
     outlived: list[DeviceProcess] = field(default_factory=list)
     outlived_seconds: float | None = None
@@ -79,9 +86,17 @@ class Batch:
 
     @property
     def good(self) -> bool:
-        """Nothing was left, and everything was measured."""
+        """The servers held memory, all of it came back, nobody was left, and everything was measured."""
+        taken = self.held_bytes is not None and self.held_bytes > HELD_BYTES * self.rounds
+        # A driver that lists nobody at all (MIG, containers) cannot name the holders; one that lists others can.
+        named = bool(self.holders) or self.listed == 0
         back = self.above_idle_bytes is not None and not held(self.above_idle_bytes, 0)
-        return back and not self.left and not self.failed
+        return taken and named and back and not self.left and not self.failed
+
+    @property
+    def held_bytes(self) -> int | None:
+        """What the servers took; None when one of the two readings is not known."""
+        return None if self.up_bytes is None or self.idle_bytes is None else self.up_bytes - self.idle_bytes
 
 
 def run(job: Job, probe: Probe, parallel: int, folder: Path) -> Batch:
@@ -104,7 +119,9 @@ def run(job: Job, probe: Probe, parallel: int, folder: Path) -> Batch:
         batch.failed = _await_up(job, probe, servers, idle or 0)
         batch.up_seconds = round(time.monotonic() - began, 2)
         batch.up_bytes = used(probe.read(time.monotonic(), "up"))
-        batch.holders = _on_device(probe, before)
+        there = probe.processes()
+        batch.listed = len(there)
+        batch.holders = [process for process in there if process.pid not in before]
         trees = {pid for server, _ in servers for pid in server.tree()}
         began = time.monotonic()
         if job.how == "kill":
@@ -181,13 +198,9 @@ def _kill(batch: Batch, probe: Probe, servers: Sequence[ServerProcess], before: 
 
 
 def _stop(servers: Sequence[ServerProcess], grace: float) -> list[StopReport]:
-    reports: list[StopReport] = []
-    threads = [threading.Thread(target=lambda s=server: reports.append(s.stop(grace))) for server in servers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return reports
+    """Stop all at once; the first exception is raised when every one has been tried."""
+    with ThreadPoolExecutor(max_workers=max(1, len(servers))) as pool:
+        return list(pool.map(lambda server: server.stop(grace), servers))
 
 
 def _runs(pid: int) -> bool:
@@ -207,7 +220,7 @@ def summary(job: Job, batches: Sequence[Batch]) -> dict[str, Any]:
         "how": job.how,
         "rounds": sum(b.rounds for b in batches),
         "failed": sum(len(b.failed) for b in batches),
-        "held_bytes": max((b.up_bytes - (b.idle_bytes or 0) for b in batches if b.up_bytes is not None), default=None),
+        "held_bytes": max((b.held_bytes for b in batches if b.held_bytes is not None), default=None),
         "holders": ", ".join(sorted({p.name for b in batches for p in b.holders})),
         "outlived": sum(len(b.outlived) for b in batches),
         "outlived_max_seconds": max(outlived, default=None),
@@ -301,7 +314,7 @@ def main() -> int:
     probe.close()
     for key, value in summary(job, batches).items():
         print(f"{key:22} {value}")
-    return 0 if all(batch.good for batch in batches) else 1
+    return 0 if batches and all(batch.good for batch in batches) else 1
 
 
 if __name__ == "__main__":

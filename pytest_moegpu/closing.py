@@ -36,11 +36,13 @@ def section(session: Session, ledger: Ledger, *, green: bool, hidden: bool) -> I
     if not ledger.outcomes:
         yield "NOTHING MEASURED: no test judged anything on this machine, so this run is not green."
     else:
-        yield decision.headline
+        yield decision.headline + (f" (rehearsal: {session.target.rehearsal})" if session.target.rehearsal else "")
     if ledger.uncounted:
         yield f"not counted: {ledger.uncounted} verdicts of tests that were expected to fail (xfail)"
     if hidden:
         yield "NOT GREEN: pytest counts no failed test, but a skip or an xfail hides what is not good above."
+    for fault in session.faults:
+        yield f"DEVICE FAULT: {fault}. No test asked for it, and nothing measured beside it is good."
     if session.unusable:
         yield f"LEFT BEHIND: {session.unusable}. Look at the GPU before anything else is started on it."
     if session.store_problem:

@@ -60,6 +60,12 @@ class Options:
             raise UserError(f"--moegpu-starts={starts}: at least 1 server start is needed to measure anything")
         if most is not None and most < starts:
             raise UserError(f"--moegpu-max-starts={most} is less than --moegpu-starts={starts}")
+        emulated = _size("--moegpu-emulate-vram", config.getoption("moegpu_emulate_vram"))
+        if emulated is not None and config.getoption("moegpu_gate"):
+            raise UserError(
+                "--moegpu-gate with --moegpu-emulate-vram: a rehearsal is not a result of the real card, so it "
+                "is no gate; leave one of them away"
+            )
         varying = config.getoption("moegpu_varying")
         if varying is not None:
             from pytest_moegpu.core.identity import parse_varying
@@ -74,7 +80,7 @@ class Options:
             server=config.getoption("moegpu_server"),
             model=config.getoption("moegpu_model"),
             devices=_words(config.getoption("moegpu_device")),
-            emulate_bytes=_size("--moegpu-emulate-vram", config.getoption("moegpu_emulate_vram")),
+            emulate_bytes=emulated,
             starts=starts,
             max_starts=max(starts, 7) if most is None else most,
             level=config.getoption("moegpu_level"),
@@ -134,9 +140,12 @@ def _size(option: str, text: str | None) -> int | None:
     from pytest_moegpu.core.units import parse_bytes
 
     try:
-        return parse_bytes(text)
+        size = parse_bytes(text)
     except UserError as error:
         raise UserError(f"{option}={text}: {error}") from error
+    if not size:
+        raise UserError(f"{option}={text}: a card without memory holds nothing; give that of a real one, as 24GiB")
+    return size
 
 
 def _plain(config: pytest.Config) -> bool:

@@ -79,7 +79,7 @@ class Run:
         target, level = self.session.target, self.session.options.level
         ours = {s.name for s in target.scenarios}
         out = {item for item, spec in specs.items() if spec.level > level}
-        if self.own_suites and self.session.options.emulate_bytes is not None:
+        if self.own_suites and target.rehearsal:
             # The speed of a larger card says nothing about the one that is rehearsed.
             out |= {item for item in items if item.path.stem in _SPEED_SUITES}
         for item in items:
@@ -248,8 +248,8 @@ class Run:
             session.exitstatus = self.ledger.exit_status()
             self.green = session.exitstatus == pytest.ExitCode.OK
             self._hidden = session.exitstatus == pytest.ExitCode.TESTS_FAILED
-            if self.session.unusable:
-                # Whatever the tests asked: a run that left something on the device is not good.
+            if self.session.unusable or self.session.faults:
+                # Whatever the tests asked: a run with a broken device, or that left something on it, is not good.
                 session.exitstatus, self.green = pytest.ExitCode.TESTS_FAILED, False
         self._page = step_summary(self.session)
 

@@ -54,12 +54,13 @@ CHECKS: dict[str, Check] = {
             needs=frozenset({Part.THROUGHPUT}),
             judge=memory.judge,
         ),
+        # A device that only holds the weights shows few of its faults.
         Check(
             name="stability",
             title="no fault of hardware, driver or server",
             rank=5,
             level=1,
-            needs=frozenset(),
+            needs=frozenset({Part.OUTPUT}),
             judge=stability.judge,
         ),
         Check(

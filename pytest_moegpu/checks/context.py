@@ -10,6 +10,7 @@ from pytest_moegpu.checks.doubts import median_lag, throttled, too_late, valid
 from pytest_moegpu.checks.output import contains
 from pytest_moegpu.checks.throughput import metrics
 from pytest_moegpu.core.evidence import Evidence, Phase, RequestKind, RequestRecord, StartEvidence
+from pytest_moegpu.core.faults import OUT_OF_MEMORY, find
 from pytest_moegpu.core.model import Profile, Scenario
 from pytest_moegpu.core.timing import decode_rate, ttft
 from pytest_moegpu.core.units import format_percent, format_value
@@ -144,7 +145,8 @@ def _out_of_memory(start: StartEvidence, record: RequestRecord) -> bool:
     if "out of memory" in (record.error or "").casefold():
         return True
     cut_off = record.status is None or record.finished is None
-    return cut_off and bool(start.log.oom_lines)
+    fault = find(start.log.oom_lines)
+    return cut_off and fault is not None and fault.name == OUT_OF_MEMORY
 
 
 def _recall(said: _Said, asked: list[_Asked], answered: list[_Asked], scenario: Scenario) -> int:

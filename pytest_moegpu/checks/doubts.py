@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 from statistics import median
 
 from pytest_moegpu.checks import offload
+from pytest_moegpu.checks.clocks import clock_drops, slowdowns
 from pytest_moegpu.checks.common import grouped, quote, reached, shared_with, start_median
 from pytest_moegpu.checks.findings import DECODE, PROMPT, SPEEDS, Finding, Weight, told
-from pytest_moegpu.checks.hardware import clock_drops, counter_findings, power_limit_changes, slowdowns
+from pytest_moegpu.checks.hardware import counter_findings, power_limit_changes
 from pytest_moegpu.checks.kernel import kernel_findings
 from pytest_moegpu.checks.preflight import idle_growth
 from pytest_moegpu.core.evidence import Evidence, Phase, RequestKind, RequestRecord, StartEvidence
@@ -70,7 +71,7 @@ def _machine(starts: tuple[StartEvidence, ...], evidence: Evidence) -> Iterator[
         yield from kernel_findings(start, evidence.gpus)
         if grown := idle_growth(start, evidence):
             yield Finding(weight=Weight.DOUBT, start=start.number, text=grown)
-    yield from clock_drops(starts)
+    yield from clock_drops(starts, of_speeds=True)
     yield from power_limit_changes(starts)
     yield from counter_findings(starts)
 

@@ -1,112 +1,30 @@
-"""What the devices went through: fault counters, clocks held down, power limits, links. Pure; each as a `Finding`."""
+"""What the devices went through: fault counters, power limits, links. Pure; each as a `Finding`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from statistics import median
 
-from pytest_moegpu.checks.findings import DECODE, PROMPT, SPEEDS, Finding, Weight
-from pytest_moegpu.core.evidence import Phase, RequestKind, StartEvidence
+from pytest_moegpu.checks.findings import SPEEDS, Finding, Weight
+from pytest_moegpu.core.evidence import Phase, StartEvidence
 from pytest_moegpu.core.health import DeviceHealth
 from pytest_moegpu.core.model import DeviceKind, Gpu
-from pytest_moegpu.core.reasons import HARMFUL, NEGLIGIBLE_SHARE, reason_names
-from pytest_moegpu.core.units import format_percent
 
 __all__ = [
     "LOADED_PHASES",
     "MEASURED_PHASES",
-    "clock_drops",
     "counter_findings",
-    "harmful_reasons",
     "link_findings",
     "power_limit_changes",
-    "reasons_unread",
-    "slowdowns",
 ]
 
 MEASURED_PHASES = (Phase.PREFILL, Phase.DECODE)
 """The phases whose speed is measured."""
 
-LOADED_PHASES = (Phase.LOAD, Phase.OUTPUT, *MEASURED_PHASES, Phase.CONTEXT)
+LOADED_PHASES = (Phase.LOAD, Phase.OUTPUT, Phase.WARMUP, *MEASURED_PHASES, Phase.CONTEXT)
 """The phases in which the server works the device."""
-
-_CONCERNS = {Phase.PREFILL: PROMPT, Phase.DECODE: DECODE}
 
 # NVML gives the limit in milliwatts; a rounding by the driver is no change.
 _LIMIT_WATTS = 1.0
-
-# A clock that is lower by this share costs about as much speed where a phase is bound by computing, and 5 % is the
-# tolerance of a speed. Between starts of one run a healthy device differs by far less.
-_CLOCK_DROP = 0.05
-
-
-def harmful_reasons(start: StartEvidence, phase: Phase) -> dict[str, float | None]:
-    """Return what held clocks down to the harm of a speed, with the share of the phase's readings that had it.
-
-    Of several devices the largest share. None: evidence that only says that it was seen at all.
-    """
-    shares: dict[str, float | None] = {}
-    telemetry = start.telemetry.get(phase, ())
-    for device in telemetry:
-        for word in HARMFUL & device.reasons.keys():
-            if device.reasons[word] > 0:
-                shares[word] = max(shares.get(word) or 0.0, device.reasons[word])
-    if any(device.reasons for device in telemetry):
-        return dict(sorted(shares.items()))
-    return {word: None for word in reason_names(start.event_reasons.get(phase, 0)) if word in HARMFUL}
-
-
-def slowdowns(start: StartEvidence, *phases: Phase) -> Iterator[Finding]:
-    """Find what held clocks down: a DOUBT where speed is measured, a note elsewhere and where it was but for a moment.
-
-    Args:
-        start: The start.
-        phases: Where to look; by default in all phases of load.
-    """
-    for phase in phases or LOADED_PHASES:
-        by_weight: dict[Weight, list[str]] = {}
-        for word, share in harmful_reasons(start, phase).items():
-            measured = phase in (*MEASURED_PHASES, Phase.CONTEXT)
-            harms = measured and (share is None or share >= NEGLIGIBLE_SHARE)
-            much = "" if share is None else f" ({format_percent(share, signed=False)} of the readings)"
-            by_weight.setdefault(Weight.DOUBT if harms else Weight.NOTE, []).append(f"{word}{much}")
-        for weight, words in by_weight.items():
-            yield Finding(
-                weight=weight,
-                start=start.number,
-                text=f"throttled in {phase}: {', '.join(words)}",
-                concerns=_CONCERNS.get(phase, frozenset()),
-            )
-
-
-def reasons_unread(start: StartEvidence) -> tuple[Phase, ...]:
-    """Return the phases the start went through in which the driver did not say what held the clocks down."""
-    seen = start.telemetry.keys() | start.peaks.keys() | start.event_reasons.keys()
-    wanted = {phase for phase in LOADED_PHASES if phase in seen}
-    if start.of_kind(RequestKind.THROUGHPUT):
-        wanted |= set(MEASURED_PHASES)
-    return tuple(phase for phase in LOADED_PHASES if phase in wanted and phase not in start.event_reasons)
-
-
-def clock_drops(starts: tuple[StartEvidence, ...]) -> Iterator[Finding]:
-    """Find starts whose median SM clock in prefill or decode is more than 5 % below the median over the starts."""
-    for phase in MEASURED_PHASES:
-        clocks: dict[int, list[tuple[int, float]]] = {}
-        for start in starts:
-            for told in start.telemetry.get(phase, ()):
-                if told.sm_clock_mhz is not None:
-                    clocks.setdefault(told.device, []).append((start.number, told.sm_clock_mhz))
-        for device, values in clocks.items():
-            middle = median(clock for _, clock in values)
-            for number, clock in values:
-                if clock < (1 - _CLOCK_DROP) * middle:
-                    yield Finding(
-                        weight=Weight.DOUBT,
-                        start=number,
-                        text=f"SM clock of device {device} in {phase} {clock:.0f} MHz, "
-                        f"median over the starts {middle:.0f} MHz",
-                        concerns=_CONCERNS[phase],
-                    )
 
 
 def power_limit_changes(starts: tuple[StartEvidence, ...]) -> Iterator[Finding]:

@@ -8,8 +8,9 @@ from dataclasses import replace
 from pytest_moegpu.checks.common import broken, broken_start, grouped, is_host_device, reached, shared_with, with_log
 from pytest_moegpu.checks.hardware import LOADED_PHASES
 from pytest_moegpu.checks.spill import host_line, judge_spill
-from pytest_moegpu.core.evidence import Evidence, LogFacts, Phase, StartEvidence, StartFailure
+from pytest_moegpu.core.evidence import Evidence, LogFacts, Phase, RequestKind, StartEvidence, StartFailure
 from pytest_moegpu.core.model import DeviceKind, Profile, Scenario
+from pytest_moegpu.core.timing import decode_seconds
 from pytest_moegpu.core.units import MIB, format_bytes, format_seconds
 from pytest_moegpu.core.verdict import FailedClass, Outcome, Verdict
 
@@ -23,6 +24,15 @@ _MIN_SAMPLES = 10
 
 # Engines hold a buffer for tens of milliseconds: readings further apart than this may step over one.
 _MAX_GAP_SECONDS = 0.02
+
+# Much more happens in this time than in the 0.1 s for which a driver answers nobody while a context is made.
+_BLIND_SECONDS = 1.0
+
+# The log counts to the MiB what it puts on a device; with less than this in use there, another device was read.
+_LEAST_SHARE_OF_WEIGHTS = 0.9
+
+# A decode of less may fall between two readings of a slow probe.
+_LEAST_DECODE_SECONDS = 1.0
 
 
 def judge(evidence: Evidence, scenario: Scenario, profile: Profile) -> tuple[Verdict, ...]:
@@ -61,7 +71,8 @@ def _peak(evidence: Evidence, scenario: Scenario, profile: Profile, notes: tuple
     own = [pair for pair in read if not pair[0].foreign]
     start, highest = max(own or read, key=lambda pair: pair[1])
     budget, source = _budget(evidence, start, scenario)
-    doubts = _doubts(starts, budget)
+    on_gpu = profile.gpu.kind is DeviceKind.GPU
+    doubts = _doubts(starts, budget, on_gpu)
     over = budget is not None and highest > budget and not start.foreign
     if over and budget is not None:
         outcome, reason = Outcome.FAILED, f"{format_bytes(highest - budget)} over {source}"
@@ -70,7 +81,6 @@ def _peak(evidence: Evidence, scenario: Scenario, profile: Profile, notes: tuple
     else:
         outcome, reason = Outcome.PASS, f"within {source}"
     phase = max(start.peaks, key=lambda name: start.peaks[name])
-    on_gpu = profile.gpu.kind is DeviceKind.GPU
     verdict = Verdict(
         outcome=outcome,
         check="memory",
@@ -112,7 +122,7 @@ def _budget(evidence: Evidence, start: StartEvidence, scenario: Scenario) -> tup
     return usable - reserve - idle, source
 
 
-def _doubts(starts: tuple[StartEvidence, ...], budget: int | None) -> tuple[str, ...]:
+def _doubts(starts: tuple[StartEvidence, ...], budget: int | None, on_gpu: bool) -> tuple[str, ...]:
     said = []
     for start in starts:
         if start.foreign:
@@ -123,10 +133,25 @@ def _doubts(starts: tuple[StartEvidence, ...], budget: int | None) -> tuple[str,
             said.append((start.number, f"only {start.samples} memory readings, at least {_MIN_SAMPLES} needed"))
         elif not {Phase.PREFILL, Phase.DECODE} & start.peaks.keys():
             said.append((start.number, "memory was read in neither prefill nor decode"))
+        elif Phase.DECODE not in start.peaks and _decode_seconds(start) >= _LEAST_DECODE_SECONDS:
+            said.append((start.number, "memory was not read in decode"))
+        elif on_gpu and start.sampler_gap is not None and start.sampler_gap >= _BLIND_SECONDS:
+            said.append((start.number, f"memory was not read for {format_seconds(start.sampler_gap)}"))
+        elif on_gpu and start.peak_bytes < _LEAST_SHARE_OF_WEIGHTS * _weights(start.log):
+            size = format_bytes(_weights(start.log))
+            said.append((start.number, f"the device grew by less than the {size} of weights the log puts on it"))
         elif _stop_failure(start) and Phase.STOP not in start.peaks:
             said.append((start.number, "memory was not read to the end"))
     unknown = () if budget is not None else ("no budget set and the size of the device is not known",)
     return (*grouped(said), *unknown)
+
+
+def _decode_seconds(start: StartEvidence) -> float:
+    return sum(decode_seconds(r) or 0.0 for r in start.of_kind(RequestKind.THROUGHPUT))
+
+
+def _weights(log: LogFacts) -> int:
+    return sum(size for name, size in log.model_bytes.items() if not is_host_device(name))
 
 
 def _gaps(starts: tuple[StartEvidence, ...]) -> tuple[str, ...]:

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from pytest_moegpu.checks import offload, output
+from pytest_moegpu.checks.clocks import clock_drops, harmful_reasons, reasons_unread, slowdowns
 from pytest_moegpu.checks.common import broken, grouped, reached, start_median, start_phrase, with_log
 from pytest_moegpu.checks.doubts import median_lag, valid
 from pytest_moegpu.checks.findings import Weight, told
-from pytest_moegpu.checks.hardware import MEASURED_PHASES, harmful_reasons, slowdowns
+from pytest_moegpu.checks.hardware import MEASURED_PHASES
 from pytest_moegpu.checks.offload import layers_text
 from pytest_moegpu.checks.preflight import idle_doubt
 from pytest_moegpu.core.evidence import Evidence, Phase, RequestKind, RequestRecord, StartEvidence
@@ -96,22 +97,22 @@ class _Run:
 
 def _run(evidence: Evidence, scenario: Scenario, profile: Profile) -> _Run:
     starts = reached(evidence, "throughput")
-    blind = profile.gpu.kind is DeviceKind.GPU and any(_unread(s) for s in starts)
+    blind = profile.gpu.kind is DeviceKind.GPU and any(_unread(s, evidence) for s in starts)
     return _Run(
         starts=starts,
         doubts={name: valid(evidence, scenario, profile, name) for name in _RATES},
-        findings=tuple(_notes(starts, profile)),
+        findings=tuple(_notes(evidence, starts, profile)),
         valid="; ".join(_valid_facts(evidence, starts, profile)),
         more={"throttling": "not read"} if blind else {},
     )
 
 
-def _unread(start: StartEvidence) -> str:
-    """Name the measured phases in which no event reasons were read."""
-    return " and ".join(phase for phase in MEASURED_PHASES if phase not in start.event_reasons)
+def _unread(start: StartEvidence, evidence: Evidence) -> str:
+    """Name the measured phases in which event reasons were not read, or too seldom."""
+    return " and ".join(reasons_unread(start, evidence.gpus, MEASURED_PHASES))
 
 
-def _notes(starts: tuple[StartEvidence, ...], profile: Profile) -> Iterator[str]:
+def _notes(evidence: Evidence, starts: tuple[StartEvidence, ...], profile: Profile) -> Iterator[str]:
     requests = [r for s in starts for r in s.of_kind(RequestKind.THROUGHPUT) if r.error is None]
     if len(starts) == 1:
         yield "1 start: no spread known"
@@ -119,14 +120,15 @@ def _notes(starts: tuple[StartEvidence, ...], profile: Profile) -> Iterator[str]
         yield "tokens counted as stream events: an engine that sends several in one is faster than it seems"
     if any(r.cached_tokens is None for r in requests):
         yield "the engine does not say how much of a prompt came from its cache"
-    moments = (f for s in starts for f in slowdowns(s, *MEASURED_PHASES) if f.weight is Weight.NOTE)
-    yield from told(moments)
+    moments = (f for s in starts for f in slowdowns(s, *MEASURED_PHASES))
+    yield from told(f for f in (*moments, *clock_drops(starts, of_speeds=True)) if f.weight is Weight.NOTE)
     if profile.gpu.kind is DeviceKind.GPU:
-        yield from grouped((s.number, f"throttling not read in {phases}") for s in starts if (phases := _unread(s)))
+        unread = ((s.number, _unread(s, evidence)) for s in starts)
+        yield from grouped((number, f"throttling not read in {phases}") for number, phases in unread if phases)
 
 
 def _valid_facts(evidence: Evidence, starts: tuple[StartEvidence, ...], profile: Profile) -> Iterator[str]:
-    if not any(_unread(s) or any(harmful_reasons(s, phase) for phase in MEASURED_PHASES) for s in starts):
+    if not any(_unread(s, evidence) or any(harmful_reasons(s, phase) for phase in MEASURED_PHASES) for s in starts):
         yield "no throttling"
     seen = {name for s in starts for phase in MEASURED_PHASES for name in reason_names(s.event_reasons.get(phase, 0))}
     if seen & BY_HAND:

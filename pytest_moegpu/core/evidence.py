@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-import msgspec
-
 from pytest_moegpu.core.health import DeviceHealth, KernelLog, PhaseTelemetry
 from pytest_moegpu.core.model import Gpu, Stack
 
@@ -19,7 +17,6 @@ __all__ = [
     "Preflight",
     "RequestKind",
     "RequestRecord",
-    "Sample",
     "StartEvidence",
     "StartFailure",
     "StreamEvent",
@@ -34,6 +31,7 @@ class Phase(StrEnum):
     LOAD = "load"
     READY = "ready"
     OUTPUT = "output"
+    WARMUP = "warmup"
     PREFILL = "prefill"
     DECODE = "decode"
     CONTEXT = "context"
@@ -57,33 +55,6 @@ class RequestKind(StrEnum):
     ANSWER = "answer"
     THROUGHPUT = "throughput"
     CONTEXT = "context"
-
-
-class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """One reading of one device. `used_bytes` is NVML v2 `used`, without `reserved_bytes`, or the process tree's.
-
-    `energy_joules` is the device's own counter, of which only differences mean something. `host_bytes` is host memory
-    of the server's tree that is not a mapped file, and `host_free_bytes` what the system has available.
-    A struct, because it is made 100 times a second beside the load: a frozen dataclass takes three times as long.
-    """
-
-    time: float
-    phase: str
-    device: int
-    used_bytes: int | None = None
-    reserved_bytes: int | None = None
-    free_bytes: int | None = None
-    sm_clock_mhz: int | None = None
-    memory_clock_mhz: int | None = None
-    event_reasons: int | None = None
-    utilisation: float | None = None
-    power_watts: float | None = None
-    energy_joules: float | None = None
-    temperature_c: float | None = None
-    pcie_generation: int | None = None
-    pcie_width: int | None = None
-    host_bytes: int | None = None
-    host_free_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,6 +150,8 @@ class StartEvidence:
     `peaks` maps a phase to the highest reading in it (device `used`, all devices of the run added up);
     `counters` are the server's own, read after the workload; `sampler_gap` is the longest time between two readings
     in seconds, so that a shorter peak may have passed unseen; `telemetry` maps a phase to one summary per device.
+    `pids` are the server and all it was seen to start; `stopped_at` is the kernel's clock (seconds since boot, as in
+    `KernelMessage.seconds`) when the order to stop was given.
     """
 
     number: int
@@ -198,6 +171,8 @@ class StartEvidence:
     health_before: tuple[DeviceHealth, ...] = ()
     health_after: tuple[DeviceHealth, ...] = ()
     kernel: KernelLog | None = None
+    pids: tuple[int, ...] = ()
+    stopped_at: float | None = None
     requests: tuple[RequestRecord, ...] = ()
     log: LogFacts = LogFacts()
     served_model: str | None = None

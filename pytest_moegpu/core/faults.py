@@ -1,7 +1,8 @@
 """Faults that a server names in its own log: known phrases, what they mean to a person, and what to do next.
 
 CUDA's phrases are what `cudaGetErrorString` and `cudaGetErrorName` of libcudart 13.0 return (the number is the code);
-the dynamic loader's are those of glibc's ld.so. Every engine prints these as they are, whatever it puts around them.
+the dynamic loader's are those of glibc's ld.so. Engines print these as they are, whatever they put around them; where
+one has words of its own, its name stands beside the phrase.
 """
 
 from __future__ import annotations
@@ -10,18 +11,19 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from pytest_moegpu.core.faultlines import has_happened, is_another_cause, is_mild, is_new_try
+
 __all__ = ["KNOWN", "OUT_OF_MEMORY", "Fault", "find", "named"]
 
 OUT_OF_MEMORY = "out-of-memory"
+_MEMORY = frozenset({OUT_OF_MEMORY, "host-out-of-memory"})
+
+# llama.cpp says so of a CUDA that does not work, and goes on without it.
+_GOES_ON = "ggml_cuda_init: failed to initialize"
 
 # A longer line is noise behind this; without a bound one line of a flood would be searched for every phrase.
 _LINE_CHARACTERS = 2000
 _SHOWN_CHARACTERS = 300
-# What is only advised against has not happened.
-_ADVICE = re.compile(
-    r"\b(?:avoid|prevent|in case of|if you|may|might|could(?! not)|risk of|instead of)\W+(?:\w+\W+){0,4}$"
-)
-_MILD = re.compile(r"\b(?:warn|warning|userwarning|info|debug)\b|^\d+\.\d+\.\d+\.\d+ [wid] ")
 _PREFIX = re.compile(r"^\d+\.\d+\.\d+\.\d+ [A-Z] ")
 
 
@@ -29,7 +31,8 @@ _PREFIX = re.compile(r"^\d+\.\d+\.\d+\.\d+ [A-Z] ")
 class Fault:
     """A known fault. `words` say what it is, `advice` what to do next, `phrases` are lower case.
 
-    `line` is the line of the log that names it; empty in the table.
+    `line` is the line of the log that names it; empty in the table. `survivable`: engines go on after such a line, so
+    that it is the cause of a death only where nothing else is.
     """
 
     name: str
@@ -37,6 +40,7 @@ class Fault:
     advice: str
     phrases: tuple[str, ...]
     line: str = ""
+    survivable: bool = False
 
 
 KNOWN = (
@@ -59,7 +63,6 @@ KNOWN = (
             "nvml_error_gpu_is_lost",
             "fallen off the bus",  # the driver's words for Xid 79
             "gpu requires reset",  # NVML_ERROR_RESET_REQUIRED
-            "invalid access of peer gpu memory over nvlink or a hardware error",  # 226
         ),
     ),
     Fault(
@@ -114,6 +117,7 @@ KNOWN = (
         words="a shared library is missing",
         advice="install the library it names, or put its folder on the loader's path (ldconfig, LD_LIBRARY_PATH)",
         phrases=("error while loading shared libraries", "cannot open shared object file", "library not loaded:"),
+        survivable=True,
     ),
     Fault(
         name="missing-symbol",
@@ -126,6 +130,7 @@ KNOWN = (
             "shared object symbol not found",  # 302
             "symbol not found in flat namespace",
         ),
+        survivable=True,
     ),
     Fault(
         name="device-busy",
@@ -145,6 +150,7 @@ KNOWN = (
         advice="check `nvidia-smi`, CUDA_VISIBLE_DEVICES and, in a container, that it was given the GPU",
         phrases=(
             "no cuda-capable device is detected",  # 100
+            "no rocm-capable device is detected",
             "cudaerrornodevice",
             "cuda_error_no_device",
             "invalid device ordinal",  # 101
@@ -153,6 +159,7 @@ KNOWN = (
             "found no nvidia driver on your system",  # torch
             "failed to infer device type",  # vLLM
         ),
+        survivable=True,
     ),
     Fault(
         name="fabric-not-ready",
@@ -176,13 +183,25 @@ KNOWN = (
             "is less than desired gpu memory utilization",  # vLLM
             "not enough memory. please try to increase",  # SGLang
             "no enough memory left on device",  # FastLLM
+            "erroroutofmemory",  # Metal, HIP
+            "greater than the maximum allowed buffer size",  # MLX
+            "unable to allocate cuda",  # llama.cpp, these four
+            "unable to allocate cpu",
+            "failed to allocate compute",
+            "failed to allocate buffer for",
         ),
     ),
     Fault(
         name="host-out-of-memory",
         words="out of host memory",
         advice="free host memory, map the model file instead of reading it, or lower what is kept on the host",
-        phrases=("std::bad_alloc", "cannot allocate memory", "can't allocate memory"),  # C++, ENOMEM, torch
+        phrases=(
+            "std::bad_alloc",  # C++
+            "cannot allocate memory",  # ENOMEM
+            "can't allocate memory",  # torch
+            "is less than desired cpu memory utilization",  # vLLM
+            "requires more system memory",  # Ollama
+        ),
     ),
     Fault(
         name="illegal-memory-access",
@@ -195,6 +214,8 @@ KNOWN = (
             "cuda_error_illegal_address",
             "misaligned address",  # 716
             "operation not supported on global/shared address space",  # 717
+            "invalid access of peer gpu memory over nvlink or a hardware error",  # 226
+            "cuda_error_contained",
         ),
     ),
     Fault(
@@ -221,28 +242,45 @@ KNOWN = (
         words="the port is taken",
         advice="end what listens there; the run asks for a free port each time, so somebody took it in between",
         phrases=("address already in use", "couldn't bind http server socket"),  # EADDRINUSE, llama.cpp
+        survivable=True,
     ),
 )
 """All known faults. When one line names two, the one further up counts: it is nearer to the hardware."""
 
 
 def find(lines: Sequence[str]) -> Fault | None:
-    """Return the first fault that a log names, with its line; None when it names none.
+    """Return the fault that a log names as the cause of a death, with its line; None when it names none.
 
-    A line that calls itself a warning counts only when no other line names a fault. Ask only about a server that has
-    died or never got ready: from others these lines mean that it has survived.
+    The first one counts, because what follows is often its consequence. Two kinds come after all others, and not at all
+    when another cause is named behind them: a fault that engines survive, of which the last is nearest to the death,
+    and a line that is a warning or less. Such a line never says that memory ran out, nor does one with a new try behind
+    it. Ask only about a server that has died or never got ready: from others these lines mean that it has survived.
     """
-    mild = None
+    first: tuple[Fault, str] | None = None
+    survivable: tuple[Fault, str] | None = None
+    mild: tuple[Fault, str] | None = None
     present = _present(lines)
     for line in lines if present else ():
         lowered = line[:_LINE_CHARACTERS].lower()
-        for fault, phrases in present:
-            if _says(lowered, phrases):
-                if _MILD.search(lowered) is None:
-                    return replace(fault, line=_shown(line))
-                mild = mild or replace(fault, line=_shown(line))
+        if is_new_try(lowered):
+            first = survivable = mild = None
+        if first is not None:
+            # Memory that ran out; only a new try can still tell that it was survived.
+            continue
+        fault = next((fault for fault, phrases in present if _says(lowered, phrases)), None)
+        if fault is None:
+            if (survivable or mild) and is_another_cause(lowered):
+                survivable = mild = None
+        elif is_mild(lowered):
+            mild = mild or (None if fault.name in _MEMORY else (fault, line))
+        elif fault.survivable or _GOES_ON in lowered:
+            survivable = (fault, line)
+        else:
+            first = (fault, line)
+            if fault.name not in _MEMORY:
                 break
-    return mild
+    found = first or survivable or mild
+    return replace(found[0], line=_shown(found[1])) if found else None
 
 
 def named(name: str) -> Fault | None:
@@ -258,11 +296,7 @@ def _present(lines: Iterable[str]) -> list[tuple[Fault, tuple[str, ...]]]:
 
 
 def _says(lowered: str, phrases: tuple[str, ...]) -> bool:
-    for phrase in phrases:
-        at = lowered.find(phrase)
-        if at >= 0 and _ADVICE.search(lowered[max(0, at - 60) : at]) is None:
-            return True
-    return False
+    return any((at := lowered.find(phrase)) >= 0 and has_happened(lowered[:at]) for phrase in phrases)
 
 
 def _shown(line: str) -> str:

@@ -28,12 +28,18 @@ class DeviceHealth:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelMessage:
-    """One line of the kernel log about a GPU. `seconds` is the kernel's clock, `pci_bus_id` as the line has it."""
+    """One line of the kernel log about a GPU. `seconds` is the kernel's clock, `pci_bus_id` as the line has it.
+
+    `pid` is the process an Xid names, as the kernel counts them: in a container it is another number there.
+    `instance` is the part of a divided (MIG) GPU that an Xid names, such as `GPU-I:05 GPU-CI:00`.
+    """
 
     text: str
     xid: int | None = None
     pci_bus_id: str | None = None
     seconds: float | None = None
+    pid: int | None = None
+    instance: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +58,8 @@ class PhaseTelemetry:
     Clocks in MHz, `sm_clock_mhz` the median; power the mean in watts, from the energy counter where it was read at both
     ends of a stretch of the phase (`energy_joules` is what was used there), else of the device's own power readings;
     `reasons` maps a word of `core.reasons` to the share of readings that had it; link figures are the best seen.
+    `reason_readings` is how many readings said what held the clocks down at all. `host_…` is host memory of the
+    server's tree, `host_free_…` what the system had available: the most, the least, and at the phase's last reading.
     `gap_seconds` is the longest time between two readings: what was there for less may have passed unseen.
     """
 
@@ -72,4 +80,8 @@ class PhaseTelemetry:
     used_max_bytes: int | None = None
     free_min_bytes: int | None = None
     host_max_bytes: int | None = None
+    host_last_bytes: int | None = None
+    host_free_min_bytes: int | None = None
+    host_free_last_bytes: int | None = None
+    reason_readings: int | None = None
     reasons: dict[str, float] = field(default_factory=dict)

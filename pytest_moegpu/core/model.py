@@ -37,6 +37,7 @@ class DeviceKind(StrEnum):
 class Gpu:
     """One device as the probe identifies it; for the embedded profile the processor and its memory.
 
+    `cuda_name` is what CUDA_VISIBLE_DEVICES calls it with CUDA_DEVICE_ORDER=PCI_BUS_ID, None for a processor.
     `emulated_on` names the real device when a smaller one is rehearsed on it; `memory_bytes` is then the smaller one's.
     """
 
@@ -55,6 +56,7 @@ class Gpu:
     pcie_generation_max: int | None = None
     pcie_width_max: int | None = None
     vbios: str | None = None
+    cuda_name: str | None = None
     emulated_on: str | None = None
 
 

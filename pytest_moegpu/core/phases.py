@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import structs
 
-from pytest_moegpu.core.evidence import Phase, RequestKind, RequestRecord, Sample
+from pytest_moegpu.core.evidence import Phase, RequestKind, RequestRecord
+from pytest_moegpu.core.sample import Sample
 
 __all__ = ["event_reasons", "label", "peaks"]
 
@@ -14,7 +15,8 @@ __all__ = ["event_reasons", "label", "peaks"]
 def label(samples: Iterable[Sample], requests: Sequence[RequestRecord]) -> tuple[Sample, ...]:
     """Mark samples taken during a throughput request as prefill (sent … first token) or decode (… last token).
 
-    Samples outside keep the phase the sampler gave them. Stamps of both are of one monotonic clock.
+    Samples outside keep the phase the sampler gave them, but for the moments before, between and after measured
+    requests that the sampler took for prefill: they count as warm-up. Stamps of both are of one monotonic clock.
     """
     spans = [
         (start, end, phase)
@@ -32,7 +34,8 @@ def label(samples: Iterable[Sample], requests: Sequence[RequestRecord]) -> tuple
         while at < len(spans) and spans[at][1] < sample.time:
             at += 1
         inside = at < len(spans) and spans[at][0] <= sample.time
-        labelled.append(structs.replace(sample, phase=spans[at][2]) if inside else sample)
+        phase = spans[at][2] if inside else Phase.WARMUP if spans and sample.phase == Phase.PREFILL else sample.phase
+        labelled.append(sample if phase == sample.phase else structs.replace(sample, phase=phase))
     return tuple(labelled)
 
 

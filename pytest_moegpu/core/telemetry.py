@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby, pairwise
 from statistics import fmean, median
 
-from pytest_moegpu.core.evidence import Sample
 from pytest_moegpu.core.health import PhaseTelemetry
 from pytest_moegpu.core.reasons import reason_names
+from pytest_moegpu.core.sample import Sample
 
 __all__ = ["energy_used", "summarise"]
 
@@ -69,6 +69,8 @@ def _summary(
     sm_clocks = [s.sm_clock_mhz for s in samples if s.sm_clock_mhz is not None]
     memory_clocks = [s.memory_clock_mhz for s in samples if s.memory_clock_mhz is not None]
     watts = [s.power_watts for s in samples if s.power_watts is not None]
+    host = [s.host_bytes for s in samples if s.host_bytes is not None]
+    host_free = [s.host_free_bytes for s in samples if s.host_free_bytes is not None]
     loads = [s.utilisation for s in samples if s.utilisation is not None]
     power = energy[0] / energy[1] if energy else fmean(watts) if watts else None
     return PhaseTelemetry(
@@ -88,7 +90,11 @@ def _summary(
         pcie_width=max((s.pcie_width for s in samples if s.pcie_width is not None), default=None),
         used_max_bytes=max((s.used_bytes for s in samples if s.used_bytes is not None), default=None),
         free_min_bytes=min((s.free_bytes for s in samples if s.free_bytes is not None), default=None),
-        host_max_bytes=max((s.host_bytes for s in samples if s.host_bytes is not None), default=None),
+        host_max_bytes=max(host, default=None),
+        host_last_bytes=host[-1] if host else None,
+        host_free_min_bytes=min(host_free, default=None),
+        host_free_last_bytes=host_free[-1] if host_free else None,
+        reason_readings=sum(s.event_reasons is not None for s in samples) or None,
         reasons=_reasons(samples),
     )
 

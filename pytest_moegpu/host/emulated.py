@@ -13,11 +13,12 @@ from pathlib import Path
 
 from msgspec import structs
 
-from pytest_moegpu.core.evidence import DeviceProcess, Sample
+from pytest_moegpu.core.evidence import DeviceProcess
 from pytest_moegpu.core.health import DeviceHealth
 from pytest_moegpu.core.model import Gpu
+from pytest_moegpu.core.sample import Sample
 from pytest_moegpu.core.units import MIB, format_bytes
-from pytest_moegpu.errors import DeviceError, ProbeError
+from pytest_moegpu.errors import DeviceError, ProbeError, ProgramError
 from pytest_moegpu.host.probe import Probe
 from pytest_moegpu.host.process import ServerProcess, tail
 
@@ -53,12 +54,14 @@ class EmulatedProbe:
         self._real = probe.devices()
         self._holders: dict[int, ServerProcess] = {}
         self._held: dict[int, int] = {}
+        self._listed: frozenset[tuple[int, int]] = frozenset()
         self._ready = False
         for gpu in self._real:
             if gpu.memory_bytes <= size:
                 raise DeviceError(
                     f"--moegpu-emulate-vram={format_bytes(size)}: GPU {gpu.index} {gpu.name} has "
-                    f"{format_bytes(gpu.memory_bytes)}; a smaller card can only be rehearsed on a larger one"
+                    f"{format_bytes(gpu.memory_bytes)}; a smaller card can only be rehearsed on a larger one, which "
+                    "--moegpu-device chooses"
                 )
 
     @property
@@ -111,8 +114,7 @@ class EmulatedProbe:
             ProbeError: As `read`.
         """
         self._hold()
-        ours = {pid for holder in self._holders.values() for pid in (holder.pid, *holder.tree())}
-        return tuple(process for process in self._probe.processes() if process.pid not in ours)
+        return tuple(p for p in self._probe.processes() if (p.pid, p.device) not in self._listed)
 
     def close(self) -> None:
         """Give the memory back and let go of the real probe. Safe to call twice."""
@@ -137,8 +139,10 @@ class EmulatedProbe:
             named = ", ".join(f"pid {p.pid} ({p.name or 'unknown'})" for p in busy)
             raise ProbeError(f"a smaller card cannot be rehearsed while the device is in use by {named}")
         try:
-            for gpu, before in zip(self._real, self._probe.read(0.0, "idle"), strict=True):
+            for gpu, before in zip(self._real, self._probe.read(time.monotonic(), "idle"), strict=True):
                 self._hold_one(gpu, before)
+            # Nobody was there before, so these are ours, also where the driver counts pids of another namespace.
+            self._listed = frozenset((p.pid, p.device) for p in self._probe.processes())
         except BaseException:
             self._release()
             raise
@@ -146,17 +150,20 @@ class EmulatedProbe:
 
     def _hold_one(self, gpu: Gpu, before: Sample) -> None:
         leave = self._size - (before.reserved_bytes or 0)
-        visible = gpu.uuid or str(gpu.index)
+        visible = gpu.cuda_name or gpu.uuid or str(gpu.index)
         variables = self._environment | {"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         argv = (sys.executable, "-I", "-S", str(_BALLAST), str(leave))
         with tempfile.TemporaryDirectory(prefix="moegpu-") as folder:
             log = Path(folder) / "ballast.log"
-            holder = ServerProcess(argv, variables, log, Path(tempfile.gettempdir()))
+            try:
+                holder = ServerProcess(argv, variables, log, Path(tempfile.gettempdir()))
+            except ProgramError as error:
+                raise ProbeError(f"memory of GPU {gpu.index} could not be held: {error}") from error
             self._holders[gpu.index] = holder
             said = self._answer(holder, log)
         if "error" in said:
             raise ProbeError(f"memory of GPU {gpu.index} could not be held: {said['error']}")
-        now = next(s for s in self._probe.read(0.0, "idle") if s.device == before.device)
+        now = next(s for s in self._probe.read(time.monotonic(), "idle") if s.device == before.device)
         if now.used_bytes is None or before.used_bytes is None or now.free_bytes is None:
             raise ProbeError(f"GPU {gpu.index} does not say how much memory is in use, so nothing can be emulated")
         if abs(now.free_bytes - leave) > _SLACK_BYTES:
@@ -183,7 +190,16 @@ class EmulatedProbe:
         return {"error": f"no answer for {_HOLD_SECONDS:g} s"}
 
     def _release(self) -> None:
-        holders, self._holders = self._holders, {}
+        """End every holder, also when Ctrl-C or an error comes in between; raises the first such at the end."""
         self._ready = False
-        for holder in holders.values():
-            holder.stop(grace=2.0)
+        first: BaseException | None = None
+        while self._holders:
+            index, holder = self._holders.popitem()
+            try:
+                report = holder.stop(grace=2.0)
+                if report.left:
+                    raise ProbeError(f"memory of GPU {index} is still held: {report.describe()} could not be ended")
+            except BaseException as error:  # noqa: BLE001 - whatever it is, the others must be ended too
+                first = first or error
+        if first is not None:
+            raise first

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import psutil
 
-from pytest_moegpu.core.evidence import DeviceProcess, Sample
+from pytest_moegpu.core.evidence import DeviceProcess
 from pytest_moegpu.core.health import DeviceHealth
 from pytest_moegpu.core.model import DeviceKind, Gpu
+from pytest_moegpu.core.sample import Sample
 from pytest_moegpu.host.treemem import ProcessTree, resident
 
 __all__ = ["HostProbe"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Sequence
 
 from pytest_moegpu.core.health import KernelLog, KernelMessage
@@ -13,21 +14,26 @@ __all__ = ["KernelLogReader"]
 _MOST_MESSAGES = 200
 
 _HELP = "add the user to group adm or systemd-journal, or let everybody read it: sysctl kernel.dmesg_restrict=0"
+_WSL = "on WSL2 the driver runs in Windows: no Xid reaches this kernel's log"
 _CONTAINER_HELP = "in a container it must be given: --device /dev/kmsg and --cap-add SYSLOG"
 
 
 class KernelLogReader:
     """Reads what the kernel says about GPUs, from the first readable of /dev/kmsg, the journal and `dmesg`.
 
-    A source that opens and yields no message at all, as in some containers, is not taken: from it, silence would not
-    mean that nothing happened. Only the kernel's own messages count, not what programs write into its log.
+    A source that opens and yields no message at all, or only what a sandbox made up, is not taken: from it, silence
+    would not mean that nothing happened. Where Xids cannot reach the log (WSL2) it is read for what else it may say,
+    and `problem` says so. Only the kernel's own messages count, not what programs write into its log.
 
     Args:
         sources: What to try, in this order; by default the three above.
+        release: The kernel's release, as `uname -r` prints it; by default that of this machine.
     """
 
-    def __init__(self, sources: Sequence[Source] | None = None) -> None:
+    def __init__(self, sources: Sequence[Source] | None = None, release: str | None = None) -> None:
         self._sources = tuple(sources) if sources is not None else (KmsgSource(), JournalSource(), DmesgSource())
+        # The same test as for the OS class of a result.
+        self._silent = _WSL if "microsoft" in (platform.release() if release is None else release).lower() else ""
         self._marked: Source | None = None
         self._problem = "the kernel log was never looked at"
 
@@ -63,11 +69,13 @@ class KernelLogReader:
             self.close()
             self._problem = "the kernel log was read already"
         messages, dropped = _kept([m for seconds, text in lines if (m := read_line(text, seconds)) is not None])
-        problems = (problem, f"{dropped} further lines about GPUs were left out" if dropped else "")
+        problems = (self._silent, problem, f"{dropped} further lines about GPUs were left out" if dropped else "")
         return KernelLog(source=marked.name, problem="; ".join(filter(None, problems)), messages=messages)
 
     def close(self) -> None:
-        """Let go of the log. Safe to call twice."""
+        """Let go of the log, and of the mark. Safe to call at any time, and twice."""
+        if self._marked is not None:
+            self._marked, self._problem = None, "the kernel log was closed before it was read"
         for source in self._sources:
             source.close()
 

@@ -44,6 +44,14 @@ _KMSG = re.compile(rb"(\d+),(\d+),(\d+),[^;]*;([^\n]*)")
 _ESCAPED = re.compile(rb"\\x([0-9a-f]{2})")
 _DMESG = re.compile(r"(?:<\d+>)?\[ *(\d+\.\d+)\](?:\[ *[TC]\d+\])? ?(.*)")
 
+# The first line of the log that gVisor makes up for whoever reads it; nothing of the host's kernel is in there.
+# https://github.com/google/gvisor/blob/master/pkg/sentry/kernel/syslog.go
+_GVISOR = "Starting gVisor"
+_MADE_UP = "is made up by gVisor: no message of the host's kernel is in it"
+
+# journald gets a message by itself and some time after the kernel has it.
+_JOURNAL_SECONDS = 0.3
+
 _TURNED_OVER = "the kernel's ring buffer turned over: lines were lost"
 
 Line = tuple[float | None, str]
@@ -92,8 +100,10 @@ class KmsgSource:
             found = (os.major(info.st_rdev), os.minor(info.st_rdev)) if stat.S_ISCHR(info.st_mode) else None
             if self._device not in (None, found):
                 raise SourceError("is not the kernel log here")
-            if self._next() is None:
+            if (first := self._next()) is None:
                 raise SourceError("holds no message")
+            if _GVISOR.encode() in first:
+                raise SourceError(_MADE_UP)
             os.lseek(self._file, 0, os.SEEK_END)
         except OSError as error:
             raise SourceError(error.strerror or str(error)) from None
@@ -101,6 +111,8 @@ class KmsgSource:
 
     def since(self) -> tuple[list[Line], str]:
         """Read on to the end of the log."""
+        if self._file is None:
+            raise SourceError("is not open")
         until, cut = time.monotonic() + _SECONDS, ""
         try:
             while (record := self._next()) is not None:
@@ -128,18 +140,25 @@ class KmsgSource:
 
     def close(self) -> None:
         """Close the file."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):
+                os.close(file)
 
 
 class JournalSource:
-    """The systemd journal: the messages of this boot after the newest one at the mark, found by its cursor."""
+    """The systemd journal: the messages of this boot after the newest one at the mark, found by its cursor.
+
+    Before it is read again it gets `settle_seconds` to take over what the kernel said last.
+    """
 
     name = "journalctl"
 
-    def __init__(self, run: Callable[[Sequence[str]], str] | None = None) -> None:
+    def __init__(
+        self, run: Callable[[Sequence[str]], str] | None = None, settle_seconds: float = _JOURNAL_SECONDS
+    ) -> None:
         self._run = run or command_output
+        self._settle_seconds = settle_seconds
         self._cursor = ""
 
     def mark(self) -> None:
@@ -152,9 +171,11 @@ class JournalSource:
 
     def since(self) -> tuple[list[Line], str]:
         """Read what came after it."""
+        time.sleep(self._settle_seconds)
         after = ("journalctl", "-k", "-q", "-o", "json", "-n", str(_MOST_LINES), f"--after-cursor={self._cursor}")
-        lines = journal_lines(self._run(after))
-        return lines, f"only the newest {_MOST_LINES} lines were read" if len(lines) >= _MOST_LINES else ""
+        output = self._run(after)
+        cut = f"only the newest {_MOST_LINES} lines were read" if output.count("\n") >= _MOST_LINES else ""
+        return journal_lines(output), cut
 
     def close(self) -> None:
         """Hold nothing."""
@@ -173,6 +194,8 @@ class DmesgSource:
         lines = dmesg_lines(self._run(("dmesg", "--kernel")))
         if not lines:
             raise SourceError("prints no message with a time")
+        if any(_GVISOR in text for _, text in lines):
+            raise SourceError(_MADE_UP)
         return lines
 
     def mark(self) -> None:
@@ -205,9 +228,14 @@ def kmsg_record(record: bytes) -> Line | None:
 
 
 def journal_lines(output: str) -> list[Line]:
-    """Read what `journalctl -o json` prints: an object a line; a text that is not UTF-8 is a list of bytes there."""
+    """Read what `journalctl -o json` prints: an object a line; a text that is not UTF-8 is a list of bytes there.
+
+    Facility 0 is the kernel's own; with another one, a program wrote the message into the kernel's log.
+    """
     lines = []
     for entry in _entries(output):
+        if entry.get("SYSLOG_FACILITY") not in (None, "0"):
+            continue
         text, micros = entry.get("MESSAGE"), entry.get("_SOURCE_MONOTONIC_TIMESTAMP")
         if isinstance(text, list):
             text = bytes(value & 0xFF for value in text if isinstance(value, int)).decode("utf-8", errors="replace")

@@ -271,21 +271,18 @@ class Nvml:
             places = range(self.number(gpu, "nvmlDeviceGetMaxMigDeviceCount") or 0)
             handles = [self.ask(gpu, "nvmlDeviceGetMigDeviceHandleByIndex", place) for place in places]
             instances = [Found(index=-1, handle=handle, parent=gpu) for handle in handles if handle is not None]
-            return replace(
-                gpu,
-                mig=True,
-                instances=tuple(
-                    replace(
-                        instance,
-                        index=next(numbers),
-                        uuid=self.ask(instance, "nvmlDeviceGetUUID"),
-                        name=self.ask(instance, "nvmlDeviceGetName") or f"{gpu.name} MIG",
-                    )
-                    for instance in instances
-                ),
-            )
+            named = [
+                replace(
+                    instance,
+                    uuid=self.ask(instance, "nvmlDeviceGetUUID"),
+                    name=self.ask(instance, "nvmlDeviceGetName") or f"{gpu.name} MIG",
+                )
+                for instance in instances
+            ]
         except ProbeError as error:
             return replace(gpu, error=error)
+        # Numbered only now: one that cannot be read must not use up the number of another.
+        return replace(gpu, mig=True, instances=tuple(replace(instance, index=next(numbers)) for instance in named))
 
     def _is_for_whole_gpus(self, device: Found | None, function: str, error: Any) -> bool:
         """Whether a function refuses an instance's handle; from the memory's, that means that the instance is gone."""

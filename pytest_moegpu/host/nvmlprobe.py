@@ -6,11 +6,12 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from pytest_moegpu.core.evidence import DeviceProcess, Sample
+from pytest_moegpu.core.evidence import DeviceProcess
 from pytest_moegpu.core.health import DeviceHealth
 from pytest_moegpu.core.model import Gpu
+from pytest_moegpu.core.sample import Sample
 from pytest_moegpu.errors import ProbeError
-from pytest_moegpu.host.nvml import Nvml
+from pytest_moegpu.host.nvml import Memory, Nvml
 from pytest_moegpu.host.selection import Found, select
 
 __all__ = ["ENERGY_SECONDS", "NvmlProbe"]
@@ -28,8 +29,9 @@ class NvmlProbe:
 
     Made to be read every 10 ms. Memory is in every reading. Event reasons and SM clock are read again when 35 ms have
     passed, so in every fourth reading; memory clock, utilisation, power, temperature and PCIe link, which change slowly
-    or cost more, when 195 ms have passed, so in every twentieth. The energy counter is read when the phase changes, so
-    that each phase has its sum, and when `energy_seconds` have passed. In between a field is None, never an older
+    or cost more, when 195 ms have passed, so in every twentieth. The energy counter is read when the phase
+    changes that the caller gives, and when `energy_seconds` have passed: prefill and decode, which take turns and are
+    told apart afterwards, have the driver's own readings of power. In between a field is None, never an older
     value. Readings that lie further apart have every field.
 
     `memory_version` is `nvml-v2` when every device has it; with `nvml-v1` `used_bytes` contains what the driver keeps
@@ -63,7 +65,10 @@ class NvmlProbe:
         self._phase = ""
         self._nvml = Nvml()
         try:
-            self._devices = select(self._nvml.devices(), devices, visible)
+            found = self._nvml.devices()
+            self._devices = select(found, devices, visible)
+            # CUDA numbers only the GPUs it may open, so beside a closed one an index means another GPU there.
+            self._by_uuid = any(device.error is not None for device in found)
             self._memory_v2 = all(self._nvml.memory(device, v2=True) is not None for device in self._devices)
             self._memory = {d.index: self._nvml.memory_reader(d, v2=self._memory_v2) for d in self._devices}
         except BaseException:
@@ -110,7 +115,12 @@ class NvmlProbe:
             self._seldom_at = time
         if energy:
             self._energy_at, self._phase = time, phase
-        return tuple(self._read(device, time, phase, often, seldom, energy) for device in self._devices)
+        # Memory of all first: the others take milliseconds now and then, and one stamp stands for all devices.
+        memory = [self._memory[device.index]() for device in self._devices]
+        return tuple(
+            self._read(device, sizes, time, phase, often, seldom, energy)
+            for device, sizes in zip(self._devices, memory, strict=True)
+        )
 
     def health(self) -> tuple[DeviceHealth, ...]:
         """Read fault counters, power limit (watts) and temperature (degrees Celsius) of every device.
@@ -158,11 +168,14 @@ class NvmlProbe:
             pcie_generation_max=nvml.number(board, "nvmlDeviceGetMaxPcieLinkGeneration"),
             pcie_width_max=nvml.number(board, "nvmlDeviceGetMaxPcieLinkWidth"),
             vbios=nvml.ask(board, "nvmlDeviceGetVbiosVersion") or None,
+            cuda_name=device.uuid if self._by_uuid or device.parent else str(device.index),
         )
 
-    def _read(self, device: Found, time: float, phase: str, often: bool, seldom: bool, energy: bool) -> Sample:
+    def _read(
+        self, device: Found, sizes: Memory, time: float, phase: str, often: bool, seldom: bool, energy: bool
+    ) -> Sample:
         nvml = self._nvml
-        used, free, reserved = self._memory[device.index]()
+        used, free, reserved = sizes
         if not (often or seldom or energy):
             return Sample(
                 time=time,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from pytest_moegpu.core.evidence import DeviceProcess, Sample
+from pytest_moegpu.core.evidence import DeviceProcess
 from pytest_moegpu.core.health import DeviceHealth
 from pytest_moegpu.core.model import Gpu
+from pytest_moegpu.core.sample import Sample
 
 __all__ = ["Probe"]
 

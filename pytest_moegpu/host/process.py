@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import secrets
 import subprocess
 import sys
@@ -55,7 +56,8 @@ class StopReport:
 class ServerProcess:
     """One server under a supervisor of its own.
 
-    The supervisor holds a pipe to this process: when pytest goes, in whatever way, it closes and the tree is ended.
+    The supervisor watches this process: when pytest goes, in whatever way, the tree is ended. After an exception, also
+    an interrupt, while it starts there is nothing to clean up: the tree is gone, or a note on it says what is not.
     `scope` is `tree` on Linux; elsewhere `group`: a process that leaves the server's process group is then only found
     by the mark in its environment, and only by `stop`.
 
@@ -67,13 +69,19 @@ class ServerProcess:
         self.argv = tuple(argv)
         self.log_path = log_path
         self.pid: int | None = None
+        self.scope = "group"
+        self._root: psutil.Process | None = None
+        self._told = threading.Event()
         self._exited = threading.Event()
         self._stopped = threading.Event()
+        self._first: dict[str, Any] = {}
         self._code: int | None = None
         self._report: StopReport | None = None
         self._swept = False
         self._mark = secrets.token_hex(16)
+        self._reader = threading.Thread(target=self._listen, name="moegpu-supervisor", daemon=True)
         order = {
+            "starter": os.getpid(),
             "argv": list(argv),
             "env": {**environment, _MARK: self._mark},
             "cwd": str(folder),
@@ -86,29 +94,35 @@ class ServerProcess:
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
-        assert self._supervisor.stdin is not None
-        assert self._supervisor.stdout is not None
         try:
-            self._send(order)
-            first = json.loads(self._supervisor.stdout.readline() or b"{}")
-        except BaseException:
-            self._supervisor.stdin.close()
+            self._begin(order)
+        except BaseException as error:
+            report = self.stop(grace=0.0)
+            if report.left:
+                error.add_note(f"left running by the start of {argv[0]!r}: {report.describe()}")
             raise
-        if first.get("event") != "started":
-            self._supervisor.stdin.close()
-            self._supervisor.wait()
-            self._supervisor.stdout.close()
-            raise ProgramError(f"cannot start {argv[0]!r}: {first.get('message', 'the supervisor said nothing')}")
-        self.pid = int(first["pid"])
-        self.scope: str = first["scope"]
-        self.supervisor_pid: int = first["supervisor"]
+
+    def _begin(self, order: dict[str, Any]) -> None:
+        try:
+            self._reader.start()
+        except RuntimeError:
+            # No thread is to be had. Nothing was ordered, so nothing will be told.
+            self._stopped.set()
+            raise
+        # A supervisor that cannot start reads nothing; that it said nothing either is told below.
+        with contextlib.suppress(BrokenPipeError):
+            self._send(order)
+        self._told.wait()
+        if self._first.get("event") != "started":
+            said = self._first.get("message", "the supervisor said nothing")
+            raise ProgramError(f"cannot start {self.argv[0]!r}: {said}")
+        self.pid = int(self._first["pid"])
+        self.scope = str(self._first["scope"])
+        self.supervisor_pid = int(self._first["supervisor"])
         """Every process of the server's tree descends from it."""
         # Held from the start, because psutil then tells a reused pid from this process.
-        self._root: psutil.Process | None = None
         with contextlib.suppress(psutil.Error):
             self._root = psutil.Process(self.supervisor_pid)
-        self._reader = threading.Thread(target=self._listen, name="moegpu-supervisor", daemon=True)
-        self._reader.start()
 
     def _send(self, message: dict[str, Any]) -> None:
         assert self._supervisor.stdin is not None
@@ -122,6 +136,9 @@ class ServerProcess:
                 event = json.loads(line)
             except ValueError:
                 continue  # broken off, when the supervisor was killed while it spoke
+            if not self._told.is_set():
+                self._first = event
+                self._told.set()
             if event["event"] == "exited":
                 self._code = event["code"]
                 self._exited.set()
@@ -131,8 +148,8 @@ class ServerProcess:
                 self._report = StopReport(
                     exit_code=self._code, killed=tuple(event["killed"]), left=tuple(event["left"])
                 )
-        self._exited.set()
-        self._stopped.set()
+        for fact in (self._told, self._exited, self._stopped):
+            fact.set()
 
     def tree(self) -> frozenset[int]:
         """Return the pids of the server and of all it started that live now; empty when the supervisor is gone."""
@@ -157,15 +174,36 @@ class ServerProcess:
         """Wait for the server's first process to exit; True when it has."""
         return self._exited.wait(timeout)
 
-    def _without_supervisor(self) -> StopReport:
-        """Clean up when supervisor and watcher were both killed.
+    def _stuck(self) -> set[int]:
+        """Return the pids of a supervisor and a watcher that outlived their killing, and of their descendants.
 
-        The kernel then kills the server's first process; others of its tree are found by the mark in their environment.
-        One that cleared its environment is not, which only parent links could do.
+        Those that are dead and only wait to be reaped are among them.
         """
-        if self.pid is not None:
-            _ended(self.pid, _KERNEL_SECONDS)
-        return self._sweep(StopReport(exit_code=self._code, left=(self.pid,) if self.pid is not None else ()))
+        found = set(self.tree())
+        with contextlib.suppress(psutil.Error):
+            if self._root is not None and self._root.is_running():
+                found.add(self._root.pid)
+        with contextlib.suppress(psutil.Error):
+            if self._supervisor.poll() is None:
+                watcher = psutil.Process(self._supervisor.pid)
+                found |= {watcher.pid, *(child.pid for child in watcher.children(recursive=True))}
+        return found
+
+    def _final(self) -> StopReport:
+        """Complete what the supervisor reported, or clean up when it and its watcher could not.
+
+        When both were killed the kernel kills the server's first process; others of its tree are found by the mark in
+        their environment. One that cleared its environment is not, which only parent links could do.
+        """
+        report, stuck = self._report, self._stuck()
+        if report is None:
+            report = StopReport(exit_code=self._code, left=(self.pid,) if self.pid is not None else ())
+            if self.pid is not None:
+                _ended(self.pid, _KERNEL_SECONDS)
+        elif not (report.left or stuck or self.scope == "group"):
+            return report
+        report = self._sweep(replace(report, left=(*report.left, *stuck)))
+        return replace(report, states=tuple(_described(pid) for pid in report.left))
 
     def _sweep(self, report: StopReport) -> StopReport:
         """Kill whoever bears our mark, and complete a report with that; a bare pid may be another's by now."""
@@ -198,29 +236,42 @@ class ServerProcess:
         return report
 
     def _stop(self, grace: float, end: float) -> StopReport:
-        # A supervisor that has stopped by itself reads no order; its report is on the way.
-        with contextlib.suppress(OSError, ValueError):
-            self._send({"do": "stop", "grace": grace})
-        if not self._stopped.wait(max(0.0, end - time.monotonic())):
-            with contextlib.suppress(psutil.Error):
-                if self._root is not None:
-                    self._root.kill()
-            if not self._stopped.wait(_WATCHER_SECONDS):
-                self._supervisor.kill()
-        self._supervisor.wait()
-        self._reader.join(1.0)
-        for stream in (self._supervisor.stdin, self._supervisor.stdout):
+        if not self._swept:
+            # A supervisor that has stopped by itself reads no order; its report is on the way.
+            with contextlib.suppress(OSError, ValueError):
+                self._send({"do": "stop", "grace": grace})
+            if not self._stopped.wait(max(0.0, end - time.monotonic())):
+                self._kill_supervisor()
+                if not self._stopped.wait(_WATCHER_SECONDS):
+                    self._supervisor.kill()
+        self._collect()
+        if self._report is None or not self._swept:
+            self._report = self._final()
+        self._swept = True
+        return self._report
+
+    def _kill_supervisor(self) -> None:
+        """Kill a supervisor that does not answer; the watcher behind it then ends what it leaves."""
+        with contextlib.suppress(psutil.Error):
+            # One that has not said who it is, is found as the watcher's only child.
+            watched = psutil.Process(self._supervisor.pid).children() if self._root is None else [self._root]
+            for process in watched:
+                process.kill()
+
+    def _collect(self) -> None:
+        """Reap the first process of the supervisor and close the pipes; waits a bounded time."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._supervisor.wait(_KERNEL_SECONDS)
+        if self._reader.ident is not None:
+            self._reader.join(1.0)
+        streams = [self._supervisor.stdin]
+        if not self._reader.is_alive():
+            # Closing a stream that is being read would wait for the end of that reading.
+            streams.append(self._supervisor.stdout)
+        for stream in streams:
             if stream is not None:
                 with contextlib.suppress(OSError):
                     stream.close()
-        if self._report is None:
-            self._report = self._without_supervisor()
-        elif (self._report.left or self.scope == "group") and not self._swept:
-            self._report = self._sweep(self._report)
-        if not self._swept:
-            self._report = replace(self._report, states=tuple(_described(pid) for pid in self._report.left))
-        self._swept = True
-        return self._report
 
 
 def _marked(mark: str) -> set[psutil.Process]:

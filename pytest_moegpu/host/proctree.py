@@ -24,6 +24,7 @@ __all__ = [
     "Tree",
     "descendants",
     "handle_of",
+    "parent_of",
     "set_attribute",
 ]
 
@@ -40,16 +41,20 @@ def set_attribute(option: int, value: int) -> bool:
     return _LIBC is not None and bool(_LIBC.prctl(option, value, 0, 0, 0) == 0)
 
 
+def parent_of(pid: int) -> int | None:
+    """Return the parent of a process, from /proc; None when there is no such process or it cannot be read."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+        # The command stands in parentheses and may hold any character, so read behind the last one.
+        return int(stat[stat.rindex(b")") + 2 :].split()[1])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
 def _parents() -> dict[int, int]:
-    """Map every visible pid to its parent, from /proc."""
-    found: dict[int, int] = {}
-    for entry in os.listdir("/proc"):  # noqa: PTH208 - this runs often; names are enough
-        if entry.isdigit():
-            with contextlib.suppress(OSError, IndexError, ValueError):
-                stat = Path(f"/proc/{entry}/stat").read_bytes()
-                # The command stands in parentheses and may hold any character, so read behind the last one.
-                found[int(entry)] = int(stat[stat.rindex(b")") + 2 :].split()[1])
-    return found
+    """Map every visible pid to its parent."""
+    pids = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]  # noqa: PTH208 - often run; names suffice
+    return {pid: parent for pid in pids if (parent := parent_of(pid)) is not None}
 
 
 def descendants(of: int) -> set[int]:

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from pytest_moegpu.core.evidence import Sample
 from pytest_moegpu.core.model import Gpu
+from pytest_moegpu.core.sample import Sample
 from pytest_moegpu.errors import RecordError
 from pytest_moegpu.host.files import write_atomic
 

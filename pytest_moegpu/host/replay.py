@@ -10,9 +10,10 @@ from pathlib import Path
 
 from msgspec import structs
 
-from pytest_moegpu.core.evidence import DeviceProcess, Sample
+from pytest_moegpu.core.evidence import DeviceProcess
 from pytest_moegpu.core.health import DeviceHealth
 from pytest_moegpu.core.model import Gpu
+from pytest_moegpu.core.sample import Sample
 from pytest_moegpu.errors import ProbeError, RecordError, UserError
 from pytest_moegpu.host.recording import read_recording
 

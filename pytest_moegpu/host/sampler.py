@@ -10,7 +10,8 @@ from contextlib import contextmanager
 
 from msgspec import structs
 
-from pytest_moegpu.core.evidence import Phase, Sample
+from pytest_moegpu.core.evidence import Phase
+from pytest_moegpu.core.sample import Sample
 from pytest_moegpu.errors import ProbeError
 from pytest_moegpu.host.probe import Probe
 from pytest_moegpu.host.treemem import TreeMemory
@@ -107,10 +108,15 @@ class Sampler:
         if not self._threads or self._stopping.is_set():
             return
         self._stopping.set()
+        stopped = self._clock()
         _switching.end()
         until = time.monotonic() + timeout
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
+        with self._lock:
+            # A reading that hung to the end is a gap as well.
+            if self._count:
+                self._gap = max(self._gap, stopped - self._last)
         if self._threads[0].is_alive():
             self._keep(ProbeError(f"the {self._probe.name} probe has not answered for {timeout:g} s"))
 

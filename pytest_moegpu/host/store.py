@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from pytest_moegpu.core.baseline import BASELINE_SCHEMA, Baseline
-from pytest_moegpu.core.evidence import Sample
 from pytest_moegpu.core.record import RUN_SCHEMA, RunRecord
+from pytest_moegpu.core.sample import Sample
 from pytest_moegpu.errors import RecordError, UserError, nearest
 from pytest_moegpu.host.files import write_atomic
 from pytest_moegpu.host.recording import Origin, Recording, write_recording

@@ -1,10 +1,11 @@
 """A small process between pytest and a server, so that nothing is left behind whatever happens to pytest.
 
-Run as a script, with the standard library only. It reads one JSON line (argv, env, cwd, log) from stdin, starts the
-server, and ends the whole tree when asked (`{"do": "stop", "grace": s}`), when the server's first process dies, when
-its stdin closes because pytest died in whatever way, or on SIGTERM. A second order to stop shortens the grace of the
-first; one that cannot be read is an order to stop. What the server prints goes through a pipe into a bounded log.
-Events go out on stdout as JSON lines:
+Run as a script, with the standard library only. It reads one JSON line (starter, argv, env, cwd, log) from stdin,
+starts the server, and ends the whole tree when asked (`{"do": "stop", "grace": s}`), when the server's first process
+dies, when its starter, which is pytest, dies in whatever way, or on SIGTERM. The end of stdin tells of the starter's
+death, and so does the end of its process, because a child that it forked keeps stdin open. A second order to stop
+shortens the grace of the first; one that cannot be read is an order to stop. What the server prints goes through a pipe
+into a bounded log. Events go out on stdout as JSON lines:
 
     {"event": "started", "pid": 1, "supervisor": 2, "scope": "tree"}      {"event": "failed", "message": "…"}
     {"event": "exited", "code": 1}                        {"event": "stopped", "code": 0, "killed": [], "left": []}
@@ -35,6 +36,8 @@ DEFAULT_GRACE_SECONDS = 10.0
 # What a dead server leaves behind may still hold a client's connection, and so the notice of the death.
 ORPHAN_GRACE_SECONDS = 0.5
 LOG_SECONDS = 2.0
+# How often to look for the starter: a kernel may give no descriptor for it, and a sandbox one that never tells.
+STARTER_SECONDS = 1.0
 EXIT_LEFT = 3
 
 
@@ -114,16 +117,51 @@ class Signals:
     def _ask(self, *_: object) -> None:
         self.asked = True
 
-    def wait(self, *others: int) -> list[int]:
-        """Wait for a signal or for something to read on one of `others`; returns those of them that have."""
-        readable = select.select([self.wake, *others], [], [])[0]
+    def wait(self, *others: int, seconds: float) -> list[int]:
+        """Wait for a signal, for something to read on one of `others`, or so long; returns those of them that have."""
+        readable = select.select([self.wake, *others], [], [], seconds)[0]
         if self.wake in readable:
             with contextlib.suppress(BlockingIOError):
                 os.read(self.wake, 65536)
         return [other for other in others if other in readable]
 
 
-def attend(tree: Any, orders: Orders, signals: Signals, log: Any) -> float:
+class Starter:
+    """The process that started this script; to be made in the script's first process, also for its children.
+
+    The kernel gives the script's first process to another parent when it ends. A pid file descriptor, where there is
+    one to be had, wakes a waiting process at that moment.
+    """
+
+    def __init__(self) -> None:
+        self.pid, self._first = os.getppid(), os.getpid()
+        self.handles: tuple[int, ...] = ()
+        with contextlib.suppress(AttributeError, OSError):
+            # Should the pid be another's by now, the starter is dead, and this process has another parent.
+            self.handles = (os.pidfd_open(self.pid),)
+        if self.handles and not self.gone() and self._told():
+            # It would wake for nothing, again and again.
+            self.handles = ()
+
+    def gone(self) -> bool:
+        """Tell whether it has ended, without waiting."""
+        parent = os.getppid() if os.getpid() == self._first else proctree.parent_of(self._first)
+        return self._told() if parent is None else parent != self.pid
+
+    def _told(self) -> bool:
+        return bool(select.select(self.handles, [], [], 0)[0])
+
+
+def await_order(orders: Orders, signals: Signals, starter: Starter) -> bool:
+    """Wait until something happens, and read what was ordered; False when there is nobody to wait for any more."""
+    if signals.asked or orders.closed or starter.gone():
+        return False
+    if 0 in signals.wait(0, *starter.handles, seconds=STARTER_SECONDS):
+        orders.read()
+    return True
+
+
+def attend(tree: Any, orders: Orders, signals: Signals, starter: Starter, log: Any) -> float:
     """Wait until the tree is to be ended, for whatever reason; returns the grace it gets, in seconds."""
     while True:
         tree.reap()
@@ -134,21 +172,20 @@ def attend(tree: Any, orders: Orders, signals: Signals, log: Any) -> float:
             return ORPHAN_GRACE_SECONDS
         if (grace := orders.grace()) is not None:
             return grace
-        if signals.asked or orders.closed:
+        if not await_order(orders, signals, starter):
             return DEFAULT_GRACE_SECONDS
-        if signals.wait(0):
-            orders.read()
 
 
-def supervise() -> int:
+def supervise(starter: Starter) -> int:
     """Serve one order from stdin until the tree is gone."""
     signals, orders, tree = Signals(), Orders(), proctree.Tree()
     while (line := orders.take()) is None:
-        orders.read()
-        if orders.closed:
+        if not await_order(orders, signals, starter):
             return 0
     try:
         order = json.loads(line)
+        if order["starter"] != starter.pid or starter.gone():
+            raise ProcessLookupError("who gave the order is gone, or did not start this supervisor")
         log = boundedlog.BoundedLog(Path(order["log"]))
         pid = tree.launch(order["argv"], order["env"], order["cwd"], log.sink)
     except (OSError, ValueError, KeyError, TypeError, subprocess.SubprocessError) as error:
@@ -158,7 +195,7 @@ def supervise() -> int:
     try:
         log.start()
         say(event="started", pid=pid, supervisor=os.getpid(), scope="tree" if tree.whole else "group")
-        grace = attend(tree, orders, signals, log)
+        grace = attend(tree, orders, signals, starter, log)
     finally:
         report = tree.stop(grace, orders.hurry)
         log.finish(0.0 if report["left"] else LOG_SECONDS)
@@ -168,13 +205,14 @@ def supervise() -> int:
 
 def main() -> int:
     """Supervise; on Linux in a child, with this process as the watcher that ends what a killed supervisor leaves."""
+    starter = Starter()
     if not proctree.LINUX:
-        return supervise()
+        return supervise(starter)
     tree = proctree.Tree()
     watcher = os.getpid()
     if (child := os.fork()) == 0:
         proctree.set_attribute(proctree.PR_SET_PDEATHSIG, signal.SIGTERM)
-        return supervise() if os.getppid() == watcher else 0
+        return supervise(starter) if os.getppid() == watcher else 0
 
     def pass_on(number: int, _: object) -> None:
         with contextlib.suppress(OSError):

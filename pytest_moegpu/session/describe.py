@@ -5,17 +5,10 @@ from __future__ import annotations
 import os
 from datetime import UTC, datetime
 
-from pytest_moegpu.core.evidence import (
-    DeviceProcess,
-    Evidence,
-    Phase,
-    Preflight,
-    Sample,
-    StartEvidence,
-    StartFailure,
-)
+from pytest_moegpu.core.evidence import DeviceProcess, Evidence, Phase, Preflight, StartEvidence, StartFailure
 from pytest_moegpu.core.identity import identity, prompt_hash
 from pytest_moegpu.core.model import Scenario, Stack
+from pytest_moegpu.core.sample import Sample
 from pytest_moegpu.errors import ProbeError
 from pytest_moegpu.host.stack import host_facts, os_class
 from pytest_moegpu.session.device import on_device, used

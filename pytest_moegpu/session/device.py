@@ -6,7 +6,8 @@ import time
 from collections.abc import Sequence
 
 from pytest_moegpu.checks.memory import RETURN_SLACK_BYTES
-from pytest_moegpu.core.evidence import DeviceProcess, Phase, Sample, StartFailure
+from pytest_moegpu.core.evidence import DeviceProcess, Phase, StartFailure
+from pytest_moegpu.core.sample import Sample
 from pytest_moegpu.core.units import format_bytes
 from pytest_moegpu.errors import ProbeError, StartError
 from pytest_moegpu.host.probe import Probe

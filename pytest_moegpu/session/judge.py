@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,10 +13,10 @@ from pytest_moegpu.core.baseline import Baseline
 from pytest_moegpu.core.compare import compare, wants_more_starts
 from pytest_moegpu.core.evidence import Evidence, Part, Phase
 from pytest_moegpu.core.model import Profile, Scenario
-from pytest_moegpu.core.verdict import METRICS, Outcome, Verdict
+from pytest_moegpu.core.verdict import METRICS, FailedClass, Outcome, Verdict
 from pytest_moegpu.host.process import tail
 
-__all__ = ["Comparison", "finish"]
+__all__ = ["Comparison", "finish", "untold_faults"]
 
 # What must stand before a metric is compared: a number that is not valid has no baseline verdict. The throughput check
 # itself asks for placement and output first.
@@ -101,6 +101,27 @@ class Comparison:
             metric=self.metric,
             reason=reason,
         )
+
+
+def untold_faults(
+    evidence: Iterable[Evidence], told: Sequence[Verdict], scenario: Callable[[str], Scenario], profile: Profile
+) -> tuple[str, ...]:
+    """Return faults of a device that were seen in scenarios whose stability no test has asked for.
+
+    Args:
+        evidence: What was measured.
+        told: The verdicts of the run.
+        scenario: Finds a scenario by its name.
+        profile: The profile of the run.
+    """
+    asked = {v.scenario for v in told if v.check == "stability"}
+    return tuple(
+        f"{found.scenario}: {verdict.reason}"
+        for found in evidence
+        if found.scenario not in asked
+        for verdict in get_check("stability").judge(found, scenario(found.scenario), profile)
+        if verdict.failed_class is FailedClass.STABILITY
+    )
 
 
 def finish(verdict: Verdict, folder: Path, rerun: str, rehearsal: str = "") -> Verdict:

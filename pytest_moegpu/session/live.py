@@ -13,13 +13,17 @@ __all__ = ["Live"]
 
 
 class Live:
-    """At most one server, kept until another scenario's turn or a measurement."""
+    """At most one server, kept until another scenario's turn or a measurement.
+
+    `unusable` says what the first server that was not gone without a trace left behind.
+    """
 
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
         self._server: Server | None = None
         self._scenario = ""
         self._idle: int | None = None
+        self.unusable = ""
 
     def of(self, scenario: str) -> Server | None:
         """Return the server if it runs for this scenario."""
@@ -45,8 +49,11 @@ class Live:
             self.stop()
             raise
 
-    def stop(self) -> str:
-        """End the server and wait for its memory; returns why the device may not be used any more, or nothing."""
+    def stop(self) -> None:
+        """End the server and wait for its memory; what it leaves is kept in `unusable`."""
+        self.unusable = self.unusable or self._stop()
+
+    def _stop(self) -> str:
         if self._server is None:
             return ""
         server, self._server = self._server, None
@@ -54,6 +61,8 @@ class Live:
         if report.left:
             return f"a live server could not be ended: {report.describe()}"
         after, seconds = wait_idle(self._probe, self._idle, server.limits.idle_return_seconds)
+        if after is None and self._idle is not None:
+            return "the memory of the device could not be read after a live server was stopped"
         if not (rest := held(after, self._idle)):
             return ""
         try:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from pytest_moegpu.core import phases
-from pytest_moegpu.core.evidence import (
-    DeviceProcess,
-    Part,
-    Phase,
-    RequestRecord,
-    Sample,
-    StartEvidence,
-    StartFailure,
-)
+from pytest_moegpu.core.evidence import DeviceProcess, Part, Phase, RequestRecord, StartEvidence, StartFailure
 from pytest_moegpu.core.health import DeviceHealth
+from pytest_moegpu.core.sample import Sample
 from pytest_moegpu.core.telemetry import summarise
 from pytest_moegpu.errors import ProbeError, StartError
 from pytest_moegpu.host.kernlog import KernelLogReader
@@ -30,6 +26,9 @@ from pytest_moegpu.session.server import Server, unforeseen
 from pytest_moegpu.session.workload import Workload
 
 __all__ = ["Recorded", "StartRun"]
+
+# After Ctrl-C somebody waits at the terminal; memory is back within some seconds with every engine measured.
+_INTERRUPTED_SECONDS = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,22 +65,47 @@ class StartRun:
         self._foreign: tuple[DeviceProcess, ...] = ()
         self._left: tuple[DeviceProcess, ...] = ()
         self._health: tuple[DeviceHealth, ...] = ()
+        self._idle: int | None = None
+        self._stopped_at: float | None = None
 
     def _enter(self, phase: Phase) -> None:
         self._phase = phase
         self._sampler.enter(phase)
 
     def run(self) -> Recorded:
-        """Start, send the workload, stop, and wait for the memory to come back."""
+        """Start, send the workload, stop, and wait for the memory to come back.
+
+        Raises:
+            KeyboardInterrupt: After the server has been ended; what could not be ended, or is still held, was said.
+        """
+        try:
+            return self._run()
+        except KeyboardInterrupt:
+            self._say_what_is_left()
+            raise
+        finally:
+            self.kernel.close()
+
+    def _say_what_is_left(self) -> None:
+        """Look once more at what an interrupted start leaves, because nobody will judge it."""
+        with contextlib.suppress(Exception):
+            report = self.server.stop()
+            if report.left:
+                self.progress.line(f"LEFT BEHIND: {report.describe()} could not be ended")
+            after, seconds = wait_idle(self.probe, self._idle, _INTERRUPTED_SECONDS)
+            if rest := held(after, self._idle):
+                still = on_device(self.probe, self.server.notes)
+                self.progress.line(f"LEFT BEHIND: {not_given_back(rest, seconds, still, self.server.tree)}")
+
+    def _run(self) -> Recorded:
         started_at = datetime.now(UTC).isoformat(timespec="seconds")
         failure: StartFailure | None = None
         stop = StopReport(exit_code=None)
-        idle: int | None = None
         try:
             self.kernel.mark()
             self.probe.follow(None)
             self._health = self.probe.health()
-            idle = used(self._sampler.read_once("idle"))
+            self._idle = used(self._sampler.read_once("idle"))
             self._foreign = on_device(self.probe, self.server.notes)
             refuse_busy(self._foreign, self.refuse)
             self._enter(Phase.LOAD)
@@ -96,6 +120,7 @@ class StartRun:
         finally:
             # Nothing here may keep the server from being ended, or the sampler after it.
             self._enter(Phase.STOP)
+            self._stopped_at = _kernel_seconds()
             try:
                 stop = self.server.stop()
                 if stop.left:
@@ -111,9 +136,11 @@ class StartRun:
         health: tuple[DeviceHealth, ...] = ()
         try:
             self.progress.live("stopped, waiting for the memory to come back")
-            after, seconds = wait_idle(self.probe, idle, self.server.limits.idle_return_seconds)
+            after, seconds = wait_idle(self.probe, self._idle, self.server.limits.idle_return_seconds)
             health = self.probe.health()
-            if rest := held(after, idle):
+            if after is None and self._idle is not None:
+                failure = failure or self._stopped("the memory of the device could not be read after the stop")
+            if rest := held(after, self._idle):
                 still = on_device(self.probe, self.server.notes)
                 self._left = tuple(p for p in still if p.pid in self.server.tree)
                 self._note_foreign(tuple(p for p in still if p.pid not in self.server.tree))
@@ -121,7 +148,7 @@ class StartRun:
                 failure = failure or self._stopped(cause)
         except Exception as error:  # noqa: BLE001 - as above
             failure = failure or self._failed(error)
-        return self._recorded(started_at, failure, stop, idle, after, seconds, health)
+        return self._recorded(started_at, failure, stop, after, seconds, health)
 
     def _failed(self, error: Exception) -> StartFailure:
         """Name the phase an error happened in, and what it was."""
@@ -178,7 +205,6 @@ class StartRun:
         started_at: str,
         failure: StartFailure | None,
         stop: StopReport,
-        idle: int | None,
         after: int | None,
         return_seconds: float | None,
         health: tuple[DeviceHealth, ...],
@@ -193,7 +219,7 @@ class StartRun:
             argv=self.server.argv,
             pid=self.server.pid,
             load_seconds=self.server.load_seconds,
-            idle_bytes=idle,
+            idle_bytes=self._idle,
             after_bytes=after,
             return_seconds=return_seconds,
             peaks=phases.peaks(during),
@@ -204,6 +230,8 @@ class StartRun:
             health_before=self._health,
             health_after=health,
             kernel=self.kernel.since_mark(),
+            pids=tuple(sorted(self.server.tree)),
+            stopped_at=self._stopped_at,
             requests=records,
             log=self.server.log_facts(),
             served_model=self.server.served.name,
@@ -220,3 +248,8 @@ class StartRun:
             failure=failure,
         )
         return Recorded(start=start, samples=samples, libraries=self._libraries)
+
+
+def _kernel_seconds() -> float | None:
+    """Return the time on the clock of the kernel log, which nobody slews; None where there is no such clock."""
+    return time.clock_gettime(time.CLOCK_MONOTONIC_RAW) if sys.platform == "linux" else None

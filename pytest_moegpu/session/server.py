@@ -166,11 +166,9 @@ class Server:
         ended = _ending(self._process.exit_code if self._process else None)
         if (fault := self.fault()) is not None:
             return f"{fault.words} ({ended}): {fault.line}"
-        facts = self._last_facts()
-        for lines, what in ((facts.oom_lines, "out of memory"), (facts.fatal_lines, "fatal error")):
-            if lines:
-                return f"{what} ({ended}): {lines[0]}"
-        return f"the server ended with {ended}"
+        # The engine's own words for the rest; what it says of memory counts only where `faults` takes it for a fault.
+        fatal = self._last_facts().fatal_lines
+        return f"fatal error ({ended}): {fatal[0]}" if fatal else f"the server ended with {ended}"
 
     def fault(self) -> faults.Fault | None:
         """Return the fault that the log names; it means something only when the process died or never got ready."""
@@ -286,7 +284,6 @@ class Server:
         died = self._process is not None and not self.alive
         if died and fault is None:
             fault = self.fault()
-        memory = fault.name == faults.OUT_OF_MEMORY if fault else died and bool(self._last_facts().oom_lines)
         return StartError(
             StartFailure(
                 phase=phase,
@@ -295,7 +292,7 @@ class Server:
                 state=state,
                 log_path=str(self.log_path),
                 log_tail=tail(self.log_path),
-                out_of_memory=memory,
+                out_of_memory=fault is not None and fault.name == faults.OUT_OF_MEMORY,
                 kind=fault.name if fault else "",
             )
         )

@@ -28,7 +28,7 @@ from pytest_moegpu.host.store import Bundle, RunStore, baseline_path, read_basel
 from pytest_moegpu.options import Options
 from pytest_moegpu.session.describe import describe, never_started
 from pytest_moegpu.session.device import held
-from pytest_moegpu.session.judge import Comparison, finish
+from pytest_moegpu.session.judge import Comparison, finish, untold_faults
 from pytest_moegpu.session.live import Live
 from pytest_moegpu.session.measure import Recorded, StartRun
 from pytest_moegpu.session.progress import Named, Progress
@@ -78,7 +78,13 @@ class Session:
     @property
     def unusable(self) -> str:
         """Why nothing more may be started on the device: what a server left behind there; empty when it is clean."""
-        return self._unusable
+        return self._unusable or self._live.unusable
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """Faults of a device that no test has asked about."""
+        target = self.target
+        return untold_faults(self._evidence.values(), self.verdicts, target.scenario, target.profile)
 
     @property
     def measured(self) -> Bundle | None:
@@ -170,7 +176,7 @@ class Session:
             workload=workload,
             parts=parts,
             progress=progress,
-            refuse=self._unusable,
+            refuse=self.unusable,
         )
         recorded = run.run()
         self._guard(recorded.start)
@@ -194,7 +200,8 @@ class Session:
 
     def _guard(self, start: StartEvidence) -> None:
         """Fail closed: after a start that left something behind, nothing more is started on these devices."""
-        if start.left_over or (start.failure is not None and start.failure.phase is Phase.STOP):
+        blind = start.idle_bytes is not None and start.after_bytes is None
+        if start.left_over or blind or (start.failure is not None and start.failure.phase is Phase.STOP):
             cause = start.failure.cause if start.failure is not None else ""
             self._unusable = f"start {start.number}: {cause or f'left pids {_pids(start.left_over)} behind'}"
             return
@@ -222,12 +229,12 @@ class Session:
             if not self._has_bundle():
                 raise StartError(StartFailure(phase=Phase.PREFLIGHT, cause=self.store_problem))
             running, _ = self._server(self.target.scenario(name))
-            self._live.start(running, name, self._unusable)
+            self._live.start(running, name, self.unusable)
         return running
 
     def stop_live(self) -> None:
         """End the live server, if there is one."""
-        self._unusable = self._live.stop() or self._unusable
+        self._live.stop()
 
     def judge(self, question: Question, name: str, rerun: str) -> tuple[Verdict, ...]:
         """Answer one question about a scenario; `rerun` is the command line that asks it again.

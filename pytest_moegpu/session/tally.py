@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from pytest_moegpu.core.evidence import Sample
 from pytest_moegpu.core.model import Gpu
 from pytest_moegpu.core.reasons import reason_names
+from pytest_moegpu.core.sample import Sample
 from pytest_moegpu.core.telemetry import energy_used
 from pytest_moegpu.report.watch import DeviceView
 

@@ -91,7 +91,7 @@ class Target:
             host=_HOST,
             port=free_port(_HOST),
             api_key=new_key(),
-            devices=tuple(_visible(gpu) for gpu in self.gpus) if self.profile.probe == "nvml" else (),
+            devices=tuple(gpu.cuda_name for gpu in self.gpus if gpu.cuda_name is not None),
             device_kind=self.profile.gpu.kind,
         )
 
@@ -168,9 +168,12 @@ def open_probe(
         DeviceError: No such GPU, or another one; says what was found and what was expected.
     """
     if profile.probe == "host":
-        for given, option in ((devices, "--moegpu-device"), (emulate_bytes, "--moegpu-emulate-vram")):
-            if given:
-                raise DeviceError(f"{option}: profile {profile.name} uses no GPU")
+        for given, option in ((devices or None, "--moegpu-device"), (emulate_bytes, "--moegpu-emulate-vram")):
+            if given is not None:
+                raise DeviceError(
+                    f"{option}: profile {profile.name} uses no GPU; leave it away, or take a profile of a GPU "
+                    "(--moegpu=list shows them)"
+                )
         host = HostProbe()
         return host, host.devices()
     want = profile.gpu
@@ -178,9 +181,9 @@ def open_probe(
     try:
         probe, gpus = _identify(devices, visible)
         if not devices and len(gpus) > want.count:
-            fitting = [gpu for gpu in gpus if not want.names or gpu.name in want.names][: want.count]
+            fitting = [gpu for gpu in gpus if _fits(gpu, profile, emulate_bytes)] or gpus
             probe.close()
-            probe, gpus = _identify([gpu.index for gpu in fitting or gpus[: want.count]], None)
+            probe, gpus = _identify([gpu.index for gpu in fitting[: want.count]], None)
     except ProbeError as error:
         raise DeviceError(f"profile {profile.name} expects {_expected(profile)}; found none: {error}") from error
     if emulate_bytes is not None and len(gpus) == want.count:
@@ -197,6 +200,13 @@ def open_probe(
     return probe, gpus
 
 
+def _fits(gpu: Gpu, profile: Profile, emulate_bytes: int | None) -> bool:
+    """Tell whether a device of several is one to take: of the right name, or larger than the one to rehearse."""
+    if emulate_bytes is not None:
+        return gpu.memory_bytes > emulate_bytes
+    return not profile.gpu.names or gpu.name in profile.gpu.names
+
+
 def _emulated(profile: Profile, probe: Probe, size: int) -> tuple[Probe, tuple[Gpu, ...]]:
     """Wrap a probe so that its devices look as small as the profile's; the real ones may have any name."""
     try:
@@ -210,11 +220,6 @@ def _emulated(profile: Profile, probe: Probe, size: int) -> tuple[Probe, tuple[G
         probe.close()
         raise
     return emulated, emulated.devices()
-
-
-def _visible(gpu: Gpu) -> str:
-    """Return what CUDA_VISIBLE_DEVICES calls a device: instances of a divided one have no index of their own."""
-    return gpu.uuid if gpu.uuid is not None and gpu.uuid.startswith("MIG-") else str(gpu.index)
 
 
 def _identify(devices: Sequence[int | str], visible: str | None) -> tuple[NvmlProbe, tuple[Gpu, ...]]:

@@ -90,12 +90,14 @@ class Workload:
     def _throughput(self) -> None:
         """One stream, one request after another; no two prompts share a prefix, and the answer has a fixed length."""
         load = self.scenario.workload
-        self.enter(Phase.PREFILL)
+        self.enter(Phase.WARMUP)
         self._calibrate()
         for number in range(load.warmup_requests + load.requests):
             if not self._going:
                 return
             warm = number >= load.warmup_requests
+            if warm:
+                self.enter(Phase.PREFILL)
             self.progress.live(f"throughput {number + 1}/{load.warmup_requests + load.requests}")
             prompt = throughput_prompt(load.prompt_tokens, self._per_sentence, load.seed + number)
             request = ChatRequest(prompt=prompt, max_tokens=load.output_tokens, ignore_eos=True, cache_prompt=False)

@@ -7,9 +7,10 @@ from typing import Any
 
 from msgspec import structs
 
-from pytest_moegpu.core.evidence import DeviceProcess, Sample
+from pytest_moegpu.core.evidence import DeviceProcess
 from pytest_moegpu.core.health import DeviceHealth
 from pytest_moegpu.core.model import Gpu
+from pytest_moegpu.core.sample import Sample
 
 __all__ = ["GIB", "FakeProbe", "Reading"]
 

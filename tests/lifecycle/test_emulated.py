@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from pytest_moegpu.core.evidence import DeviceProcess, Sample
+from pytest_moegpu.core.evidence import DeviceProcess
 from pytest_moegpu.core.model import Gpu
+from pytest_moegpu.core.sample import Sample
 from pytest_moegpu.errors import DeviceError, ProbeError
 from pytest_moegpu.host import ballast
 from pytest_moegpu.host.emulated import EmulatedProbe
+from pytest_moegpu.host.process import ServerProcess, StopReport
 from tests.fakes.cuda_library import FakeCuda
 from tests.fakes.probe import GIB, FakeProbe
 from tests.fakes.waiting import gone, wait_for
@@ -188,6 +190,58 @@ def test_it_is_released_when_we_are_killed(tmp_path: Path) -> None:
         parent.kill()
         parent.wait()
     wait_for(lambda: gone([holder]), "the end of the holder")
+
+
+def test_a_driver_that_counts_pids_of_another_namespace_does_not_make_us_a_stranger(tmp_path: Path) -> None:
+    cuda = made(tmp_path)
+
+    def processes() -> tuple[DeviceProcess, ...]:
+        return (DeviceProcess(pid=0, device=0),) if cuda.holder[0] else ()
+
+    probe = emulated(cuda, FakeProbe(lambda time, phase: reading(cuda), gpus=(H200,), processes=processes))
+    try:
+        assert probe.processes() == ()
+    finally:
+        probe.close()
+
+
+def test_an_interrupt_while_one_holder_ends_leaves_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = (FakeCuda(folder=tmp_path / name, total=TOTAL - RESERVED) for name in ("one", "two"))
+    cards = (H200, Gpu(index=1, name="NVIDIA H200", memory_bytes=TOTAL, uuid="GPU-two"))
+    for cuda in (first, second):
+        cuda.folder.mkdir()
+        cuda.build()
+    probe = FakeProbe(lambda time, phase: (reading(first), reading(second)), gpus=cards)
+    both = EmulatedProbe(probe, 24 * GIB)
+    monkeypatch.setattr(both, "_environment", _Own(first, second))
+    both.read(0.0, "idle")
+    holders = [first.holder[0], second.holder[0]]
+    assert all(holders)
+    assert not gone(holders)
+    stop, stopped = ServerProcess.stop, []
+
+    def interrupted(self: ServerProcess, grace: float = 10.0) -> StopReport:
+        report = stop(self, grace)
+        stopped.append(self)
+        if len(stopped) == 1:
+            raise KeyboardInterrupt
+        return report
+
+    monkeypatch.setattr(ServerProcess, "stop", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        both.close()
+    assert gone(holders)
+    assert probe.closes == 1
+
+
+class _Own:
+    """Gives each device's holder a library of its own."""
+
+    def __init__(self, *cudas: FakeCuda) -> None:
+        self.cudas = dict(zip(("GPU-fake", "GPU-two"), cudas, strict=True))
+
+    def __or__(self, more: dict[str, str]) -> dict[str, str]:
+        return os.environ | self.cudas[more["CUDA_VISIBLE_DEVICES"]].environment | more
 
 
 def test_a_machine_without_a_driver(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

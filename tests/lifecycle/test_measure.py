@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -307,3 +308,33 @@ def test_a_server_that_cannot_be_ended_is_an_error_that_names_it(
     assert text.startswith("the server could not be ended: ")
     assert str(os.getpid()) in text
     assert start.left_over == (os.getpid(),)
+
+
+def test_the_pids_of_the_tree_and_the_moment_of_the_stop_are_kept(measure: Measure, tmp_path: Path) -> None:
+    before = time.clock_gettime(time.CLOCK_MONOTONIC_RAW)
+    start = measure()
+    assert set(start.pids) == set(pids_in(tmp_path / "pids"))
+    assert start.stopped_at is not None
+    assert before < start.stopped_at < time.clock_gettime(time.CLOCK_MONOTONIC_RAW)
+
+
+def test_an_interrupt_says_what_it_leaves(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    progress = Silent()
+    monkeypatch.setattr(progress, "line", said.append)
+    real = ServerProcess.stop
+
+    def refused(self: ServerProcess, grace: float = 10.0) -> StopReport:
+        return replace(real(self), left=(4711,))
+
+    def interrupted(_workload: Workload, _parts: frozenset[Part]) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ServerProcess, "stop", refused)
+    monkeypatch.setattr(Workload, "run", interrupted)
+    monkeypatch.setattr("pytest_moegpu.session.measure._INTERRUPTED_SECONDS", 0.05)
+    with pytest.raises(KeyboardInterrupt):
+        measure(FakeProbe(after(GIB)), progress)
+    left = [line for line in said if line.startswith("LEFT BEHIND: ")]
+    assert "4711" in left[0]
+    assert left[1].startswith("LEFT BEHIND: memory did not come back: 1.00 GiB above idle")

@@ -61,6 +61,7 @@ class TestFields:
                 "pcie_generation_max": 5,
                 "pcie_width_max": 16,
                 "vbios": "96.00.A5.00.01",
+                "cuda_name": "0",
                 "emulated_on": None,
             }
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import signal
@@ -37,6 +38,22 @@ print(process.pid, process.supervisor_pid, flush=True)
 threading.Event().wait()
 """
 
+
+# The same, but with a child that was forked after the supervisor was started and so has its pipes open.
+FORKED = """
+import os, sys, time
+from pathlib import Path
+from pytest_moegpu.host import process as process_module
+from pytest_moegpu.host.process import ServerProcess
+
+process_module._SUPERVISOR = Path(sys.argv[4])
+process = ServerProcess([sys.argv[1], "--port", sys.argv[2]], os.environ, Path(sys.argv[3]), Path.cwd())
+if (child := os.fork()) == 0:
+    time.sleep(120)
+    os._exit(0)
+print(process.pid, process.supervisor_pid, child, flush=True)
+time.sleep(120)
+"""
 
 # The supervisor as it is, in a Python, kernel or sandbox that differs by the lines put in.
 CHANGED = """
@@ -90,6 +107,65 @@ def test_pytest_is_killed(tmp_path: Path, number: signal.Signals) -> None:
         parent.send_signal(number)
         parent.wait()
     wait_for(lambda: gone([*pids_in(pids), server, supervisor]), "the end of the tree")
+
+
+# A descriptor of the starter that is none.
+ODD = "os.pidfd_open = lambda pid, real=os.pidfd_open: {handle} if pid == os.getppid() else real(pid)"
+# The process in between cannot be looked at.
+HIDDEN = """
+real = module.proctree.parent_of
+module.proctree.parent_of = lambda pid: None if pid == os.getppid() else real(pid)
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "patch"),
+    [
+        ("", "module.STARTER_SECONDS = 60.0"),
+        ("del os.pidfd_open", ""),
+        ("os.pidfd_open = refused", ""),
+        (ODD.format(handle="os.pipe()[0]"), ""),
+        (ODD.format(handle="os.open('/dev/null', os.O_RDONLY)"), ""),
+        ("", HIDDEN),
+        ("", "module.proctree.LINUX = False"),
+    ],
+    ids=["as-it-is", "python-without", "forbidden", "never-tells", "tells-at-once", "hidden", "elsewhere"],
+)
+def test_pytest_is_killed_while_a_child_that_it_forked_lives_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str, patch: str
+) -> None:
+    changed(tmp_path, monkeypatch, change=change, patch=patch, number=errno.EPERM)
+    pids = tmp_path / "pids"
+    argv = [sys.executable, "-W", "ignore", "-c", FORKED, str(install(tmp_path)), str(free_port())]
+    argv += [str(tmp_path / "server.log"), str(process_module._SUPERVISOR)]
+    # Elsewhere than on Linux only the group of the server is ended, when pytest is not there to look for the rest.
+    workers = [] if "LINUX" in patch else ["setsid"]
+    variables = os.environ | environment(pids=str(pids), workers=workers)
+    child = None
+    with subprocess.Popen(argv, env=variables, stdout=subprocess.PIPE, text=True) as parent:
+        try:
+            assert parent.stdout is not None
+            server, supervisor, child = map(int, parent.stdout.readline().split())
+            wait_for(lambda: len(pids_in(pids)) == 1 + len(workers), "the server and its worker")
+            assert not gone([*pids_in(pids), supervisor])
+            parent.kill()
+            wait_for(lambda: gone([*pids_in(pids), server, supervisor]), "the end of the tree", 8.0)
+            assert not gone([child])
+        finally:
+            parent.kill()
+            if child is not None:
+                os.kill(child, signal.SIGKILL)
+
+
+def test_an_order_of_somebody_who_is_not_the_supervisors_parent_starts_nothing(tmp_path: Path) -> None:
+    order = {"starter": os.getppid(), "argv": ["touch", "made"], "env": {}, "cwd": str(tmp_path), "log": "log"}
+    argv = [sys.executable, "-I", "-S", str(process_module._SUPERVISOR)]
+    line = json.dumps(order).encode() + b"\n"
+    done = subprocess.run(argv, input=line, cwd=tmp_path, stdout=subprocess.PIPE, timeout=20, check=False)
+    said = json.loads(done.stdout)
+    assert said["event"] == "failed"
+    assert "who gave the order is gone, or did not start this supervisor" in said["message"]
+    assert (done.returncode, list(tmp_path.iterdir())) == (0, [])
 
 
 @pytest.mark.parametrize("worker", ["setsid", "double-fork", "cleared", "renamed"])
@@ -389,9 +465,9 @@ def test_the_supervisor_breaks_down_and_its_watcher_ends_the_tree(
 def broken(*_):
     raise RuntimeError("as a test wants it")
 
-def supervise(real=module.supervise):
+def supervise(starter, real=module.supervise):
     module.proctree.Tree.stop = broken
-    return real()
+    return real(starter)
 
 module.supervise = supervise
 """
@@ -459,3 +535,123 @@ def test_an_interrupt_ends_the_grace_and_not_the_waiting(tmp_path: Path) -> None
     assert took < 15
     report = process.stop()
     assert (set(report.killed), report.left) == (set(pids), ())
+
+
+# The server runs and nobody is told.
+MUTE = 'module.say = lambda real=module.say, **event: None if event["event"] == "started" else real(**event)'
+
+
+def _up(folder: Path) -> bool:
+    log = folder / "server.log"
+    return log.exists() and "listening" in log.read_text() and len(pids_in(folder / "pids")) == 2
+
+
+def test_an_interrupt_before_the_start_was_told_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changed(tmp_path, monkeypatch, patch=MUTE)
+    main = threading.get_ident()
+
+    def interrupt() -> None:
+        wait_for(lambda: _up(tmp_path), "the server and its worker")
+        signal.pthread_kill(main, signal.SIGINT)
+
+    other = threading.Thread(target=interrupt)
+    other.start()
+    with pytest.raises(KeyboardInterrupt) as caught:
+        started(tmp_path, ignore_term=True, setsid_worker=True)
+    other.join()
+    pids = pids_in(tmp_path / "pids")
+    assert len(pids) == 2
+    assert gone(pids)
+    assert not hasattr(caught.value, "__notes__")
+
+
+def test_an_exception_after_the_start_was_told_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = [MemoryError("as a test wants it")]
+
+    def look(pid: int | None = None, real: type[psutil.Process] = psutil.Process) -> psutil.Process:
+        if failures:
+            # Only now is it sure that the server ignores TERM.
+            wait_for(lambda: _up(tmp_path), "the server and its worker")
+            raise failures.pop()
+        return real(pid)
+
+    monkeypatch.setattr(psutil, "Process", look)
+    with pytest.raises(MemoryError, match="as a test wants it"):
+        started(tmp_path, ignore_term=True, setsid_worker=True)
+    monkeypatch.undo()
+    pids = pids_in(tmp_path / "pids")
+    assert len(pids) == 2
+    assert gone(pids)
+
+
+def test_no_thread_to_listen_with_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    before = {child.pid for child in psutil.Process().children()}
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        started(tmp_path)
+    assert {child.pid for child in psutil.Process().children()} == before
+    assert pids_in(tmp_path / "pids") == []
+
+
+def test_what_an_exception_at_the_start_could_not_end_is_noted_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_self: ServerProcess, _order: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ServerProcess, "_begin", interrupted)
+    left = StopReport(exit_code=None, left=(7,), states=("pid 7 (python, D: waiting in the kernel)",))
+    ended: list[ServerProcess] = []
+
+    def stop(self: ServerProcess, grace: float = 10.0) -> StopReport:
+        assert grace == 0.0
+        ended.append(self)
+        return left
+
+    monkeypatch.setattr(ServerProcess, "stop", stop)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        started(tmp_path)
+    note = f"left running by the start of {str(tmp_path / 'llama-server')!r}: pid 7 (python, D: waiting in the kernel)"
+    assert caught.value.__notes__ == [note]
+    supervisor = ended[0]._supervisor
+    supervisor.communicate(timeout=20)
+
+
+def test_a_supervisor_that_cannot_be_killed_is_left_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_STOP_MARGIN_SECONDS", "_WATCHER_SECONDS", "_KERNEL_SECONDS"):
+        monkeypatch.setattr(process_module, name, 0.3)
+    process = stubborn(tmp_path)
+    pids = pids_in(tmp_path / "pids")
+    supervisor = psutil.Process(process.supervisor_pid)
+    watcher = supervisor.parent()
+    assert watcher is not None
+    stuck = {supervisor.pid, watcher.pid}
+    real = psutil.Process.kill
+    monkeypatch.setattr(psutil.Process, "kill", lambda self: None if self.pid in stuck else real(self))
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda _self: None)
+    # The watcher first: a supervisor that stops is no news to it, a watcher that is gone ends the supervisor.
+    for one in (watcher, supervisor):
+        one.suspend()
+    reports: list[StopReport] = []
+    stopping = threading.Thread(target=lambda: reports.append(process.stop(grace=0.0)), daemon=True)
+    try:
+        stopping.start()
+        stopping.join(20)
+        assert not stopping.is_alive()
+        report = reports[0]
+        assert set(report.left) == stuck
+        assert set(report.killed) == set(pids)
+        assert report.states == tuple(f"pid {pid} ({supervisor.name()}, T: stopped)" for pid in sorted(stuck))
+        assert gone(pids)
+        assert process.stop() is report
+    finally:
+        for pid in stuck:
+            os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: gone(stuck), "the end of supervisor and watcher")
+    # Once more, to close what could not be closed before.
+    assert process.stop() is report
+    assert process._supervisor.stdout is not None
+    assert process._supervisor.stdout.closed

@@ -6,11 +6,13 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.vram_return import Batch, Job, run, summary
 from pytest_moegpu.core.evidence import DeviceProcess
+from pytest_moegpu.host.process import ServerProcess, StopReport
 from tests.fakes.llama_server import environment, install
 from tests.fakes.probe import FakeProbe
 from tests.fakes.waiting import gone, pids_in
@@ -110,6 +112,49 @@ def test_memory_and_processes_that_stay_are_counted(
     assert batch.left == [f"pid {os.getpid()} (VLLM::EngineCore) is still on the device"]
 
 
-def test_a_device_that_could_not_be_read_is_not_good() -> None:
-    assert not Batch(rounds=1, idle_bytes=None).good
-    assert Batch(rounds=1, idle_bytes=0, above_idle_bytes=MIB).good
+HOLDER = DeviceProcess(pid=7, device=0, name="llama-server", used_bytes=GIB)
+
+
+@pytest.mark.parametrize(
+    ("changes", "good"),
+    [
+        ({}, True),
+        ({"above_idle_bytes": 65 * MIB}, False),
+        ({"above_idle_bytes": None}, False),
+        ({"idle_bytes": None}, False),
+        ({"up_bytes": None}, False),
+        ({"rounds": 3, "up_bytes": GIB + 192 * MIB}, False),
+        ({"rounds": 3, "up_bytes": GIB + 193 * MIB}, True),
+        ({"holders": []}, False),
+        ({"holders": [], "listed": 0}, True),
+        ({"left": ["pid 7"]}, False),
+        ({"failed": ["not up"]}, False),
+    ],
+)
+def test_a_batch_is_good_when_memory_was_held_by_somebody_and_came_back(changes: dict[str, Any], good: bool) -> None:
+    known: dict[str, Any] = {"rounds": 1, "idle_bytes": GIB, "up_bytes": 2 * GIB, "holders": [HOLDER], "listed": 1}
+    assert Batch(**(known | {"above_idle_bytes": MIB} | changes)).good is good
+
+
+def test_a_device_that_holds_nothing_is_no_good_round(job: Callable[..., Job], tmp_path: Path) -> None:
+    batch = run(job("term"), FakeProbe(GIB), 1, tmp_path / "batch")
+    assert (batch.failed, batch.left, batch.above_idle_bytes, batch.held_bytes) == ([], [], 0, 0)
+    assert not batch.good
+
+
+def test_a_server_that_could_not_be_stopped_is_raised_after_the_others_were(
+    job: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped: list[StopReport] = []
+
+    def stop(self: ServerProcess, grace: float = 10.0, real: Callable[..., StopReport] = ServerProcess.stop) -> object:
+        stopped.append(real(self, grace))
+        if len(stopped) == 1:
+            raise OSError("as a test wants it")
+        return stopped[-1]
+
+    monkeypatch.setattr(ServerProcess, "stop", stop)
+    with pytest.raises(OSError, match="as a test wants it"):
+        run(job("term"), FakeProbe(GIB), 2, tmp_path / "batch")
+    assert [report.left for report in stopped] == [(), ()]
+    assert gone(pids_in(tmp_path / "pids"))

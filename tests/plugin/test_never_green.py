@@ -202,3 +202,24 @@ def test_memory_left_behind_is_red_whatever_the_tests_asked(project: Project) ->
     assert only.ret == pytest.ExitCode.TESTS_FAILED
     assert only.parseoutcomes()["passed"] == 1
     only.stdout.fnmatch_lines(["LEFT BEHIND: start 1: *"])
+
+
+BROKEN_DEVICE = """
+import pytest_moegpu.session.measure as measure
+from pytest_moegpu.core.health import DeviceHealth
+from pytest_moegpu.host.hostmem import HostProbe
+
+counts = iter(range(100))
+HostProbe.health = lambda self: (DeviceHealth(device=0, ecc_uncorrected=next(counts)),)
+"""
+
+
+def test_a_fault_of_the_device_is_red_whatever_the_tests_asked(project: Project) -> None:
+    project.pytester.makeconftest(BROKEN_DEVICE)
+    result = project.run("--moegpu-starts=1", "-k", "offload")
+    assert result.parseoutcomes()["passed"] == 1
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["DEVICE FAULT: fake-1k: *1 uncorrectable ECC errors*"])
+    asked = project.run("--moegpu-starts=1", "-k", "stability")
+    assert asked.ret == pytest.ExitCode.TESTS_FAILED
+    assert "DEVICE FAULT" not in asked.stdout.str(), "told by the test that asked"

@@ -135,9 +135,9 @@ def contexts() -> tuple[RequestRecord, ...]:
     return tuple(recall(fill, depth) for fill in (0.5, 0.95) for depth in (0.9, 0.1))
 
 
-def kernel(*lines: str, problem: str = "") -> KernelLog:
-    """The kernel log of a start with these lines about GPUs."""
-    messages = tuple(message for line in lines if (message := read_line(line)) is not None)
+def kernel(*lines: str, problem: str = "", seconds: float | None = None) -> KernelLog:
+    """The kernel log of a start with these lines about GPUs, all at one moment of the kernel's clock."""
+    messages = tuple(message for line in lines if (message := read_line(line, seconds)) is not None)
     assert len(messages) == len(lines), "a line that the reader would drop"
     return KernelLog(source="/dev/kmsg", problem=problem, messages=messages)
 
@@ -172,6 +172,7 @@ def phase(**changes: Any) -> tuple[PhaseTelemetry, ...]:
         used_max_bytes=12 * GIB,
         free_min_bytes=12 * GIB,
         host_max_bytes=GIB,
+        reason_readings=250,
         reasons={"sw_power_cap": 0.6},
     )
     return (replace(quiet, **changes),)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import random
 import statistics
 
 import pytest
 
 from bench.sampler_effect import sign_interval
-from bench.spikes import Spike, found
-from pytest_moegpu.core.evidence import Sample
+from bench.spikes import Spike, child_environment, found
+from pytest_moegpu.core.model import Gpu
+from pytest_moegpu.core.sample import Sample
 
 GIB = 2**30
 SPIKES = [
@@ -40,6 +42,19 @@ def test_a_spike_is_seen_by_a_high_reading_before_the_next(
     samples: list[tuple[float, int | None]], seen: set[int]
 ) -> None:
     assert found(SPIKES, readings(*samples), GIB) == seen
+
+
+@pytest.mark.parametrize("visible", [None, "1"])
+def test_spikes_are_made_on_the_device_that_is_read(monkeypatch: pytest.MonkeyPatch, visible: str | None) -> None:
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    gpu = Gpu(index=2, name="NVIDIA H200", memory_bytes=GIB, uuid="GPU-one")
+    ours = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "GPU-one"}
+    assert child_environment(gpu) == os.environ | ours
+    with pytest.raises(SystemExit, match="by which name CUDA knows GPU 0"):
+        child_environment(Gpu(index=0, name="NVIDIA H200", memory_bytes=GIB))
 
 
 def test_the_interval_of_a_median_is_the_table_of_the_sign_test() -> None:

@@ -80,7 +80,7 @@ def test_request_errors_are_memory_or_stability() -> None:
     memory = deep(recall(0.95, error="CUDA error: out of memory", text=""))
     assert (memory.outcome, memory.failed_class) == (Outcome.FAILED, FailedClass.MEMORY)
     cut = recall(0.95, error="stream cut", text="", finished=None)
-    told = deep(cut, log=LogFacts(oom_lines=("failed to allocate",)))
+    told = deep(cut, log=LogFacts(oom_lines=("allocating 99.00 MiB on device 0: cudaMalloc failed: out of memory",)))
     assert told.failed_class is FailedClass.MEMORY
     assert deep(cut).failed_class is FailedClass.STABILITY
     other = deep(recall(0.95, error="HTTP 400: too long", text=""))

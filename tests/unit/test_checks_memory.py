@@ -9,7 +9,7 @@ from pytest_moegpu.core.evidence import DeviceProcess, Evidence, Phase, Prefligh
 from pytest_moegpu.core.model import DeviceKind
 from pytest_moegpu.core.units import GIB, MIB
 from pytest_moegpu.core.verdict import FailedClass, Outcome, Verdict
-from tests.unit.builders import evidence, phase, profile, scenario, start, watched
+from tests.unit.builders import evidence, phase, profile, scenario, start, stream, watched
 
 TENANT = DeviceProcess(pid=7, device=0, name="game", used_bytes=3 * GIB)
 
@@ -73,7 +73,24 @@ def test_readings_of_loading_alone_are_no_peak() -> None:
     peak, _ = both(start(1), start(2, peaks=loading), memory_budget_bytes=22 * GIB)
     assert peak.outcome is Outcome.INCONCLUSIVE
     assert peak.reason == "start 2: memory was read in neither prefill nor decode"
-    assert both(start(1, peaks={"load": 20 * GIB, "prefill": 20 * GIB}))[0].outcome is Outcome.PASS
+    unseen, _ = both(start(1, peaks={"load": 20 * GIB, "prefill": 20 * GIB}))
+    assert (unseen.outcome, unseen.reason) == (Outcome.INCONCLUSIVE, "start 1: memory was not read in decode")
+    short = start(1, peaks={"load": 20 * GIB, "prefill": 20 * GIB}, requests=(stream(rate=1e4),) * 3)
+    assert both(short)[0].outcome is Outcome.PASS, "a decode of some milliseconds may fall between two readings"
+
+
+def test_a_probe_that_hung_leaves_the_peak_open() -> None:
+    assert both(watched(1, sampler_gap=0.3))[0].outcome is Outcome.PASS
+    blind, _ = both(watched(1, sampler_gap=4.0))
+    assert (blind.outcome, blind.reason) == (Outcome.INCONCLUSIVE, "start 1: memory was not read for 4.00 s")
+    over, _ = both(watched(1, sampler_gap=4.0), memory_budget_bytes=20 * GIB)
+    assert over.outcome is Outcome.FAILED, "what was seen over the budget is over it all the same"
+
+
+def test_a_device_that_holds_less_than_the_weights_was_another_one() -> None:
+    other, _ = both(start(1, peaks=dict.fromkeys(("load", "prefill", "decode"), 11 * MIB)))
+    assert other.outcome is Outcome.INCONCLUSIVE
+    assert other.reason == "start 1: the device grew by less than the 20.00 GiB of weights the log puts on it"
 
 
 def test_the_compared_peak_is_that_of_phases_every_start_goes_through() -> None:

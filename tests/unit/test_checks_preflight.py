@@ -6,7 +6,7 @@ import pytest
 
 from pytest_moegpu.checks import CHECKS, get_check
 from pytest_moegpu.checks.preflight import judge
-from pytest_moegpu.core.evidence import DeviceProcess, Evidence, Phase, Preflight, StartFailure
+from pytest_moegpu.core.evidence import DeviceProcess, Evidence, Part, Phase, Preflight, StartFailure
 from pytest_moegpu.core.model import DeviceKind, Stack
 from pytest_moegpu.core.units import GIB, MIB
 from pytest_moegpu.core.verdict import FailedClass, Outcome, Verdict
@@ -97,6 +97,10 @@ def test_table_is_in_rank_order() -> None:
     assert list(CHECKS) == ["preflight", "offload", "output", "context", "memory", "stability", "throughput"]
     assert [c.rank for c in CHECKS.values()] == sorted(c.rank for c in CHECKS.values())
     assert [c.level for c in CHECKS.values()] == [1, 1, 1, 3, 2, 1, 2]
+
+
+def test_a_check_of_the_device_has_it_worked() -> None:
+    assert get_check("stability").needs == {Part.OUTPUT}
 
 
 def test_unknown_check_offers_the_nearest() -> None:

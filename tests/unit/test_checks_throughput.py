@@ -191,16 +191,6 @@ def test_a_reason_seen_for_a_moment_is_noted_and_not_called_no_throttling() -> N
     assert dict(never.lines)["valid"].startswith("no throttling; ")
 
 
-def test_a_slower_clock_concerns_the_speeds_of_its_phase() -> None:
-    slow = watched(3, telemetry={"prefill": phase(), "decode": phase(sm_clock_mhz=1709.0)})
-    run = evidence(watched(1), watched(2), slow)
-    said = ("start 3: SM clock of device 0 in decode 1709 MHz, median over the starts 1800 MHz",)
-    assert valid(run, scenario(), profile(), "decode") == said
-    assert valid(run, scenario(), profile(), "prefill") == ()
-    near = replace(slow, telemetry={"decode": phase(sm_clock_mhz=1710.0)})
-    assert valid(evidence(watched(1), watched(2), near), scenario(), profile(), "decode") == ()
-
-
 def test_a_power_limit_that_moved_and_memory_nobody_holds_concern_all_speeds() -> None:
     moved = evidence(watched(1), watched(2, health_after=(health(power_limit_watts=300.0),)))
     said = ("start 2: power limit of device 0 changed from 350 W to 300 W",)

@@ -28,6 +28,7 @@ from pytest_moegpu.host.kernsource import (
 )
 
 BOOT = b"5,1,0,-;Linux version 6.8.0\n"
+MADE_UP = "is made up by gVisor: no message of the host's kernel is in it"
 FALLEN = "NVRM: Xid (PCI:0000:0f:00): 79, pid=1234, name=llama-server, GPU has fallen off the bus."
 
 
@@ -147,6 +148,7 @@ def test_kmsg_that_turned_over_before_the_mark_lost_nothing_of_ours(kmsg: Callab
     ("records", "changes", "why"),
     [
         ([], {}, "/dev/kmsg: holds no message"),
+        ([b"6,0,0,-;Starting gVisor...\n"], {}, f"/dev/kmsg: {MADE_UP}"),
         ([BOOT], {"device": (1, 3)}, "/dev/kmsg: is not the kernel log here"),
         ([BOOT], {"mode": stat.S_IFREG}, "/dev/kmsg: is not the kernel log here"),
         ([PermissionError(errno.EPERM, "Operation not permitted")], {}, "/dev/kmsg: Operation not permitted"),
@@ -163,6 +165,72 @@ def test_a_kmsg_from_which_silence_means_nothing_is_not_taken(
     assert "kernel.dmesg_restrict" in log.problem
     assert "--cap-add SYSLOG" in log.problem
     assert fake.opened == []
+
+
+def test_a_log_that_was_closed_is_not_called_read_and_holds_no_descriptor(kmsg: Callable[..., FakeKmsg]) -> None:
+    fake = kmsg(BOOT)
+    reader = KernelLogReader([KmsgSource()])
+    reader.close()
+    assert reader.since_mark().problem == "the kernel log was never looked at"
+    reader.mark()
+    fake.records += [record(FALLEN)]
+    assert fake.opened == [7]
+    reader.close()
+    reader.close()
+    assert fake.opened == []
+    log = reader.since_mark()
+    assert (log.source, log.problem) == ("", "the kernel log was closed before it was read")
+    reader.mark()
+    fake.records += [record(FALLEN)]
+    assert [m.xid for m in reader.since_mark().messages] == [79]
+    reader.close()
+
+
+def test_a_source_that_was_closed_gives_no_empty_answer(kmsg: Callable[..., FakeKmsg]) -> None:
+    kmsg(BOOT)
+    source = KmsgSource()
+    source.mark()
+    source.close()
+    with pytest.raises(SourceError, match="is not open"):
+        source.since()
+
+
+def test_a_descriptor_that_cannot_be_closed_is_let_go_of(
+    kmsg: Callable[..., FakeKmsg], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = kmsg(BOOT)
+    reader = KernelLogReader([KmsgSource()])
+    reader.mark()
+    closed: list[int] = []
+
+    def close(file: int) -> None:
+        closed.append(file)
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(fake, "close", close)
+    reader.close()
+    reader.close()
+    assert closed == [7]
+
+
+@pytest.mark.parametrize(
+    ("release", "problem"),
+    [
+        ("6.8.0-45-generic", "cut"),
+        (
+            "5.15.153.1-microsoft-standard-WSL2",
+            "on WSL2 the driver runs in Windows: no Xid reaches this kernel's log; cut",
+        ),
+        ("4.4.0-19041-Microsoft", "on WSL2 the driver runs in Windows: no Xid reaches this kernel's log; cut"),
+    ],
+)
+def test_a_log_that_no_xid_reaches_is_read_and_says_so(release: str, problem: str) -> None:
+    killed = "Out of memory: Killed process 4242 (llama-server) total-vm:1kB, anon-rss:1kB"
+    reader = KernelLogReader([Silent((1.0, killed), problem="cut")], release)
+    reader.mark()
+    log = reader.since_mark()
+    assert (log.source, log.problem) == ("silent", problem)
+    assert [message.text for message in log.messages] == [killed]
 
 
 def test_a_flood_in_kmsg_is_cut_and_said(kmsg: Callable[..., FakeKmsg], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,8 +280,9 @@ def test_a_flood_of_other_lines_loses_no_xid() -> None:
     assert log.problem == "cut; 101 further lines about GPUs were left out"
 
 
-def entry(text: object, cursor: str = "s=1;i=2", micros: object = "9500000") -> str:
-    return json.dumps({"__CURSOR": cursor, "_SOURCE_MONOTONIC_TIMESTAMP": micros, "MESSAGE": text, "PRIORITY": "3"})
+def entry(text: object, cursor: str = "s=1;i=2", micros: object = "9500000", **fields: object) -> str:
+    known = {"__CURSOR": cursor, "_SOURCE_MONOTONIC_TIMESTAMP": micros, "MESSAGE": text, "PRIORITY": "3"}
+    return json.dumps(known | fields)
 
 
 def test_the_journal_is_read_on_from_its_cursor() -> None:
@@ -223,13 +292,46 @@ def test_the_journal_is_read_on_from_its_cursor() -> None:
         asked.append(tuple(argv))
         return entry("usb 1-1: new device") if "-n1" in "".join(argv) else f"{entry(FALLEN)}\n{entry('other')}\n"
 
-    source = JournalSource(run)
+    source = JournalSource(run, settle_seconds=0.0)
     source.mark()
     lines, problem = source.since()
     assert lines == [(9.5, FALLEN), (9.5, "other")]
     assert problem == ""
     assert asked[0] == ("journalctl", "-k", "-q", "-o", "json", "-n", "1")
     assert asked[1][-1] == "--after-cursor=s=1;i=2"
+
+
+def test_the_journal_gets_time_to_take_over_what_the_kernel_said_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        written.append(entry(FALLEN))
+
+    monkeypatch.setattr(kernsource, "time", SimpleNamespace(sleep=sleep))
+    source = JournalSource(lambda argv: entry("boot") if "--after-cursor=s=1;i=2" not in argv else "\n".join(written))
+    source.mark()
+    assert slept == []
+    assert source.since() == ([(9.5, FALLEN)], "")
+    assert slept == [0.3]
+
+
+def test_what_programs_write_into_the_journal_of_the_kernel_is_not_the_kernels() -> None:
+    said = (
+        entry("kernel", SYSLOG_FACILITY="0"),
+        entry(FALLEN, SYSLOG_FACILITY="3"),
+        entry(FALLEN, SYSLOG_FACILITY="1"),
+        entry("no facility given"),
+    )
+    assert journal_lines("\n".join(said)) == [(9.5, "kernel"), (9.5, "no facility given")]
+
+
+def test_a_journal_with_more_than_is_read_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernsource, "_MOST_LINES", 2)
+    source = JournalSource(lambda _argv: f"{entry('a')}\n{entry('b', SYSLOG_FACILITY='3')}\n", settle_seconds=0.0)
+    source.mark()
+    assert source.since() == ([(9.5, "a")], "only the newest 2 lines were read")
 
 
 def test_a_journal_that_shows_nothing_is_not_taken() -> None:
@@ -268,6 +370,21 @@ def test_dmesg_gives_what_is_later_than_the_mark() -> None:
     log = reader.since_mark()
     assert (log.source, log.problem) == ("dmesg", "")
     assert [(m.seconds, m.xid) for m in log.messages] == [(3.5, 79)]
+
+
+GVISOR = """\
+[    0.000000] Starting gVisor...
+[    0.403651] Creating cloned children...
+[    0.827305] Ready!
+"""
+
+
+def test_a_log_made_up_by_a_sandbox_is_not_taken() -> None:
+    reader = KernelLogReader([DmesgSource(lambda _argv: GVISOR)])
+    reader.mark()
+    log = reader.since_mark()
+    assert log.source == ""
+    assert log.problem.startswith(f"the kernel log cannot be read (dmesg: {MADE_UP}); ")
 
 
 def test_dmesg_that_turned_over_or_is_empty_is_said() -> None:

@@ -11,9 +11,10 @@ import pynvml
 import pytest
 from msgspec import structs
 
-from pytest_moegpu.core.evidence import DeviceProcess, Sample
+from pytest_moegpu.core.evidence import DeviceProcess
 from pytest_moegpu.core.health import DeviceHealth
 from pytest_moegpu.core.model import DeviceKind
+from pytest_moegpu.core.sample import Sample
 from pytest_moegpu.errors import ProbeError
 from pytest_moegpu.host.nvmlprobe import NvmlProbe
 from tests.fakes.pynvml_fake import ONES_32, ONES_64, h200, install, nvml_error, process
@@ -45,15 +46,24 @@ class TestIdentity:
             "pcie_generation_max": 5,
             "pcie_width_max": 16,
             "vbios": "96.00.A5.00.01",
+            "cuda_name": "0",
             "emulated_on": None,
         }
+
+    def test_beside_a_gpu_that_may_not_be_opened_cuda_counts_otherwise_so_uuids_name_them(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        closed = {"handle": nvml_error("NO_PERMISSION")}
+        install(monkeypatch, h200() | closed, h200(nvmlDeviceGetUUID="GPU-aaaa"), h200(nvmlDeviceGetUUID="GPU-bbbb"))
+        found = NvmlProbe(visible="0").devices()
+        assert [(gpu.index, gpu.cuda_name) for gpu in found] == [(1, "GPU-aaaa")]
 
     def test_what_a_consumer_card_does_not_say_is_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
         silent = {name: None for name in h200() if not name.endswith(("UUID", "Name", "MemoryInfo_v2", "MemoryInfo"))}
         install(monkeypatch, h200(**silent))
         (gpu,) = NvmlProbe().devices()
         left = {name for name, value in asdict(gpu).items() if value is not None}
-        assert left == {"index", "name", "memory_bytes", "kind", "uuid"}
+        assert left == {"index", "name", "memory_bytes", "kind", "uuid", "cuda_name"}
 
     def test_device_without_memory_total_is_an_error_not_zero(self, monkeypatch: pytest.MonkeyPatch) -> None:
         install(monkeypatch, h200(nvmlDeviceGetMemoryInfo=None, nvmlDeviceGetMemoryInfo_v2=None))
@@ -121,7 +131,7 @@ class TestReading:
     ) -> None:
         install(monkeypatch, h200())
         probe = NvmlProbe()
-        for time in (5000.0, 0.0, 5.0, 12.0):
+        for time in (5000.0, 0.0, 10.0, 22.0):
             assert None not in fields(probe.read(time, "after")[0]).values()
 
     @pytest.mark.parametrize("error", ["NOT_SUPPORTED", "NO_PERMISSION", "FUNCTION_NOT_FOUND"])

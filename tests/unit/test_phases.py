@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from pytest_moegpu.core.evidence import Phase, RequestKind, RequestRecord, Sample
+from pytest_moegpu.core.evidence import Phase, RequestKind, RequestRecord
 from pytest_moegpu.core.phases import event_reasons, label, peaks
+from pytest_moegpu.core.sample import Sample
 from tests.unit.builders import stream
 
 
@@ -43,6 +44,37 @@ def test_prefill_until_the_first_token_then_decode() -> None:
 def test_between_requests_the_phase_of_the_sampler_stands() -> None:
     found = phases_at([1.5, 2.5, 3.5, 4.5], request(1, 1.2, 2), request(3, 3.2, 4))
     assert found == [Phase.DECODE, "load", Phase.DECODE, "load"]
+
+
+def test_what_the_sampler_took_for_prefill_and_is_no_measured_request_is_warm_up() -> None:
+    warm_up = request(1, 2, 3, RequestKind.WARMUP)
+    cut = request(7.5, None, None)
+    times = {
+        1.5: "warmup",
+        2.5: "warmup",
+        3.9: "prefill",
+        4.5: "prefill",
+        5.0: "prefill",
+        6.2: "prefill",
+        8.0: "prefill",
+    }
+    samples = [sample(time, phase=phase) for time, phase in times.items()]
+    found = label([*samples, sample(9.5, phase="context")], [warm_up, request(4, 4.8, 6), cut, request(8.5, 8.6, 9)])
+    assert [(s.time, s.phase) for s in found] == [
+        (1.5, Phase.WARMUP),
+        (2.5, Phase.WARMUP),
+        (3.9, Phase.WARMUP),
+        (4.5, Phase.PREFILL),
+        (5.0, Phase.DECODE),
+        (6.2, Phase.WARMUP),
+        (8.0, Phase.WARMUP),
+        (9.5, Phase.CONTEXT),
+    ]
+
+
+def test_without_a_measured_request_the_phase_of_the_sampler_stands() -> None:
+    found = label([sample(2.5, phase="prefill")], [request(2, None, None), request(1, 2, 3, RequestKind.WARMUP)])
+    assert [s.phase for s in found] == [Phase.PREFILL]
 
 
 @pytest.mark.parametrize("kind", [kind for kind in RequestKind if kind is not RequestKind.THROUGHPUT])

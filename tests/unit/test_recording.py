@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_moegpu.core.evidence import Sample
+from pytest_moegpu.core.sample import Sample
 from pytest_moegpu.errors import RecordError
 from pytest_moegpu.host.recording import Origin, Recording, read_recording, write_recording
 from tests.unit.builders import gpu

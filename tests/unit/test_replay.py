@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_moegpu.core.evidence import Sample
+from pytest_moegpu.core.sample import Sample
 from pytest_moegpu.core.telemetry import summarise
 from pytest_moegpu.errors import ProbeError, RecordError, UserError
 from pytest_moegpu.host.probe import Probe

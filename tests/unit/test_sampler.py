@@ -9,8 +9,9 @@ import threading
 import pytest
 from msgspec import structs
 
-from pytest_moegpu.core.evidence import Phase, Sample
+from pytest_moegpu.core.evidence import Phase
 from pytest_moegpu.core.model import Gpu
+from pytest_moegpu.core.sample import Sample
 from pytest_moegpu.errors import ProbeError
 from pytest_moegpu.host.sampler import Sampler
 from pytest_moegpu.host.treemem import TreeMemory

@@ -10,8 +10,9 @@ import pytest
 from pytest_moegpu.backends import get_backend
 from pytest_moegpu.backends.base import EngineVersion
 from pytest_moegpu.catalog import Catalog
-from pytest_moegpu.core.evidence import DeviceProcess, Part, Phase, Sample, StartEvidence
+from pytest_moegpu.core.evidence import DeviceProcess, Part, Phase, StartEvidence
 from pytest_moegpu.core.model import Gpu, ModelFile, Scenario
+from pytest_moegpu.core.sample import Sample
 from pytest_moegpu.errors import ProbeError, StartError, UserError
 from pytest_moegpu.host.store import Bundle, RunStore, read_run
 from pytest_moegpu.options import Options

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from pytest_moegpu.core.baseline import Baseline
-from pytest_moegpu.core.evidence import Phase, Sample, StartFailure
+from pytest_moegpu.core.evidence import Phase, StartFailure
 from pytest_moegpu.core.record import RunRecord
+from pytest_moegpu.core.sample import Sample
 from pytest_moegpu.core.verdict import FailedClass, Outcome, Verdict
 from pytest_moegpu.errors import RecordError, UserError
 from pytest_moegpu.host.recording import Origin, Recording, read_recording

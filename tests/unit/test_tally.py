@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pytest_moegpu.core.evidence import Sample
+from pytest_moegpu.core.sample import Sample
 from pytest_moegpu.report.watch import DeviceView
 from pytest_moegpu.session.tally import Tally
 from tests.unit.builders import gpu

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_moegpu.core.evidence import Sample
 from pytest_moegpu.core.health import PhaseTelemetry
+from pytest_moegpu.core.sample import Sample
 from pytest_moegpu.core.telemetry import energy_used, summarise
 
 
@@ -42,7 +42,7 @@ def test_every_field_of_one_phase() -> None:
         device=0,
         readings=5,
         seconds=0.5,
-        gap_seconds=pytest.approx(0.2),
+        gap_seconds=1.4 - 1.2,
         sm_clock_mhz=1700,
         sm_clock_min_mhz=1200,
         sm_clock_max_mhz=1980,
@@ -55,6 +55,8 @@ def test_every_field_of_one_phase() -> None:
         used_max_bytes=8,
         free_min_bytes=6,
         host_max_bytes=7,
+        host_last_bytes=3,
+        reason_readings=4,
         reasons={"sw_power_cap": 0.75, "sw_thermal": 0.25},
     )
 

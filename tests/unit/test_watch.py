@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from pytest_moegpu.cli import main
-from pytest_moegpu.core.evidence import DeviceProcess, Sample
+from pytest_moegpu.core.evidence import DeviceProcess
+from pytest_moegpu.core.sample import Sample
 from pytest_moegpu.core.units import GIB
 from pytest_moegpu.errors import ProbeError, UserError
 from pytest_moegpu.host.recording import Origin, Recording, write_recording
