@@ -132,7 +132,7 @@ def test_promote_then_compare_and_a_slower_engine_is_regressed(project: Project)
 
 
 def test_without_a_baseline(project: Project) -> None:
-    skipped = project.run(*ONE_START, "-rs", "-k", "baseline and decode")
+    skipped = project.measure(*ONE_START, "-rs", "-k", "baseline and decode")
     assert skipped.ret == pytest.ExitCode.NO_TESTS_COLLECTED
     skipped.assert_outcomes(skipped=1, deselected=12)
     run = project.store.ids()[-1]
@@ -140,7 +140,7 @@ def test_without_a_baseline(project: Project) -> None:
     assert f"moegpu promote {project.store.root / run}" in skipped.stdout.str()
     assert "no answer: 1 NO_BASELINE" in skipped.stdout.str()
 
-    gated = project.run(*ONE_START, "-k", "baseline and decode", "--moegpu-gate")
+    gated = project.measure(*ONE_START, "-k", "baseline and decode", "--moegpu-gate")
     assert gated.ret == 1
     gated.assert_outcomes(failed=1, deselected=12)
     assert "moegpu promote" in section(gated.stdout.str(), "NO_BASELINE  decode")
