@@ -48,8 +48,8 @@ class Ledger:
         self.outcomes[nodeid] = outcome
         if all(v.outcome.green for v in verdicts) and verdicts:
             return
-        worse = any(v.outcome in (Outcome.FAILED, Outcome.REGRESSED) for v in verdicts)
-        if failure is not None and outcome is Outcome.ERROR and not worse and any(failure is t for t in self._told):
+        only = failure is not None and all(v.outcome.green or failure.cause in v.reason for v in verdicts)
+        if failure is not None and only and any(failure is told for told in self._told):
             # The first cause was told once; the same again under every test would bury it.
             pytest.skip(f"not judged: {failure.phase}: {failure.cause}")
         if outcome is Outcome.NO_BASELINE and not self.gate:

@@ -223,3 +223,17 @@ def test_a_fault_of_the_device_is_red_whatever_the_tests_asked(project: Project)
     asked = project.run("--moegpu-starts=1", "-k", "stability")
     assert asked.ret == pytest.ExitCode.TESTS_FAILED
     assert "DEVICE FAULT" not in asked.stdout.str(), "told by the test that asked"
+
+
+def test_a_server_that_runs_out_of_memory_is_told_once_and_counts_everywhere(project: Project) -> None:
+    line = (
+        "ggml_backend_cuda_buffer_type_alloc_buffer: allocating 99.00 MiB on device 0: cudaMalloc failed: out of memory"
+    )
+    result = project.run("--moegpu-starts=1", "-k", "not baseline", exit_at_once={"code": 1, "lines": [line]})
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    counts = result.parseoutcomes()
+    assert (counts["failed"], counts["passed"], counts["skipped"]) == (1, 1, 7)
+    text = result.stdout.str()
+    assert text.count("FAILED  offload: out of memory (exit code 1): ggml_backend_cuda") == 1
+    assert "lower context, slots, batch" in section(text, "  next")
+    assert "worse: 6 FAILED" in text
