@@ -85,7 +85,13 @@ class Round:
         """Wait until every process of this round is up, and the server has begun to listen where it ever does."""
         end = time.monotonic() + 60
         names = self.behaviour.get("workers", []).count("renamed")
-        while len(self.pids) < self.expected or "listening" not in self.log or self.log.count("renamed") < names:
+        # In a flood the line may be among what the bounded log leaves out.
+        flood = bool(self.behaviour.get("flood_for_ever"))
+        while (
+            len(self.pids) < self.expected
+            or not (flood or "listening" in self.log)
+            or self.log.count("renamed") < names
+        ):
             if time.monotonic() > end:
                 raise SystemExit(f"{self.folder}: only {len(self.pids)} of {self.expected} processes came up")
             time.sleep(0.005)
