@@ -43,9 +43,8 @@ def show(run: str, root: Path) -> str:
     for evidence in record.evidence:
         stack = evidence.stack
         facts.append(("GPU", "; ".join(gpu.name for gpu in evidence.gpus)))
-        facts += [
-            ("rehearsal", f"{g.emulated_on}: not a result of the real card") for g in evidence.gpus if g.emulated_on
-        ]
+        real = [gpu.emulated_on for gpu in evidence.gpus if gpu.emulated_on]
+        facts += [("rehearsal", f"on {name}: not a result of the real card") for name in real]
         facts.append(
             ("stack", f"driver {stack.driver}, CUDA {stack.cuda_driver}, {stack.engine} {stack.engine_version}")
         )

@@ -170,3 +170,19 @@ def test_a_damaged_bundle_is_named_and_disturbs_no_run(project: Project) -> None
     assert result.ret == 0
     assert project.last_run().status == "finished"
     assert project.moegpu("show").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("24",), ("--moegpu-emulate-vram=24", "is not a size", "GiB")),
+        (("0GiB",), ("--moegpu-emulate-vram=0GiB", "a card without memory holds nothing", "as 24GiB")),
+        (("24GiB",), ("--moegpu-emulate-vram: profile fake uses no GPU", "leave it away", "--moegpu=list")),
+        (("24GiB", "--moegpu-gate"), ("--moegpu-gate with --moegpu-emulate-vram", "leave one of them away")),
+    ],
+    ids=["no-unit", "nothing", "no-gpu", "no-gate"],
+)
+def test_a_rehearsal_that_cannot_be(project: Project, options: tuple[str, ...], words: tuple[str, ...]) -> None:
+    size, *others = options
+    usage_error(project.refuse(f"--moegpu-emulate-vram={size}", *others), *words)
+    assert not project.store.ids()

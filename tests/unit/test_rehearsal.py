@@ -21,7 +21,7 @@ from pytest_moegpu.report.junit import properties
 from pytest_moegpu.report.terminal import failure_text, rows
 from pytest_moegpu.rerun import rerun_line
 from pytest_moegpu.session.judge import finish
-from pytest_moegpu.session.records import promote
+from pytest_moegpu.session.records import promote, show
 from pytest_moegpu.session.target import open_probe
 from tests.fakes.pynvml_fake import h200, install
 from tests.unit.builders import answers, evidence, gpu, profile, run_record, scenario, start, stream, watched
@@ -161,5 +161,8 @@ def test_it_never_becomes_a_baseline(tmp_path: Path) -> None:
     for name, card in (("real", gpu()), ("rehearsed", gpu(emulated_on="NVIDIA H200, 140.40 GiB"))):
         Bundle(tmp_path / "runs" / name).write(run_record(evidence(*good, gpus=(card,)), id=name, **kept))
     assert promote(["real"], tmp_path / "runs", tmp_path / "baselines", add=False)
+    shown = show("rehearsed", tmp_path / "runs")
+    assert "on NVIDIA H200, 140.40 GiB: not a result of the real card" in shown
+    assert "rehearsal" not in show("real", tmp_path / "runs")
     with pytest.raises(RecordError, match=r"a rehearsal on NVIDIA H200, 140.40 GiB .* can never become the baseline"):
         promote(["rehearsed"], tmp_path / "runs", tmp_path / "baselines", add=False)
