@@ -3,7 +3,8 @@
     python bench/sampler_cost.py [--seconds 10] [--hz 100] [--json sampler_cost.json]
 
 Probes: `nothing` reads no device; `like nvml` makes the calls of one NVML reading (each leaves the GIL and returns
-after a few microseconds) without a device; then the real one: nvml where there is a GPU, else the host probe.
+after a few microseconds) without a device; then the real one: nvml where there is a GPU, with its one question for
+memory alone beside it, else the host probe.
 Loads: idle; 16 measured streams of 50 tokens a second; a thread that never leaves Python code.
 Cost is CPU time of the sampler's own threads as a share of one core; `floor` is what a thread takes on this machine
 that only sleeps and wakes as often. Exit code 1 when the device probe (`nvml`, else `like nvml`) costs 1 % or more, or
@@ -32,6 +33,7 @@ from bench.load import LOADS
 from pytest_moegpu.core.sample import Sample
 from pytest_moegpu.errors import MoegpuError
 from pytest_moegpu.host.hostmem import HostProbe
+from pytest_moegpu.host.nvml import Nvml
 from pytest_moegpu.host.nvmlprobe import NvmlProbe
 from pytest_moegpu.host.sampler import Sampler
 from pytest_moegpu.host.treemem import TreeMemory
@@ -54,7 +56,7 @@ class Nothing:
 class LikeNvml:
     """Calls foreign code as often and as long as NVML readings were measured to: 6 µs for memory, 2 µs for the rest.
 
-    Memory at every reading, two values at every fourth, six at every twentieth.
+    Memory at every reading, two values at every fourth, six at every twenty-fifth.
     """
 
     name = "like nvml"
@@ -70,7 +72,7 @@ class LikeNvml:
         """Make the calls and return a sample."""
         self._reads += 1
         self._call(self._buffer, 0, self._long)
-        for _ in range((2 if self._reads % 4 == 0 else 0) + (6 if self._reads % 20 == 0 else 0)):
+        for _ in range((2 if self._reads % 4 == 0 else 0) + (6 if self._reads % 25 == 0 else 0)):
             self._call(self._buffer, 0, self._short)
         return (Sample(time=time, phase=phase, device=0, used_bytes=1, reserved_bytes=2, free_bytes=3),)
 
@@ -85,6 +87,22 @@ class LikeNvml:
             if statistics.median(took) >= seconds:
                 return size
         return len(self._buffer)
+
+
+class MemoryOnly:
+    """Asks the driver for the memory in use and nothing else: what no sampler of this rate can do without."""
+
+    name = "memory only"
+
+    def __init__(self, probe: NvmlProbe) -> None:
+        self._nvml = Nvml()
+        found = self._nvml.devices()[0]
+        self._memory = self._nvml.memory_reader(found, v2=probe.memory_version == "nvml-v2")
+
+    def read(self, time: float, phase: str) -> tuple[Sample, ...]:
+        """Return one sample with nothing but memory."""
+        used, free, reserved = self._memory()
+        return (Sample(time=time, phase=phase, device=0, used_bytes=used, reserved_bytes=reserved, free_bytes=free),)
 
 
 class At:
@@ -167,7 +185,8 @@ def measure(inner: Any, load: str, hz: float, seconds: float, host: TreeMemory |
 def probes() -> list[Any]:
     """Return the made-up probes and the real one of this machine."""
     try:
-        return [Nothing(), LikeNvml(), NvmlProbe()]
+        nvml = NvmlProbe()
+        return [Nothing(), LikeNvml(), MemoryOnly(nvml), nvml]
     except MoegpuError as error:
         print(f"no GPU: {error}", file=sys.stderr)
     host = HostProbe()

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pytest_moegpu.errors import ProbeError
+from pytest_moegpu.host.nvmlreaders import Memory, memory_reader, number_reader
 from pytest_moegpu.host.selection import Found
 
-__all__ = ["Memory", "Nvml"]
-
-Memory = tuple[int | None, int | None, int | None]
-"""Used, free and reserved bytes."""
+__all__ = ["Nvml"]
 
 _ONES_32 = 0xFFFF_FFFF
 _ONES_64 = 0xFFFF_FFFF_FFFF_FFFF
@@ -205,30 +203,30 @@ class Nvml:
         return {name: size for name, size in sizes.items() if size != _ONES_64}
 
     def memory_reader(self, device: Found, *, v2: bool) -> Callable[[], Memory]:
-        """Return a function that reads used, free and, with v2, reserved bytes of a device, at a fraction of the cost.
-
-        The binding makes a struct and looks up its function at every call. Between two readings the processor's caches
-        go cold, and then that takes as long as the driver. The function raises what `memory` raises.
-        """
+        """Return a function that reads used, free and, with v2, reserved bytes of a device, and raises as `memory`."""
 
         def slow() -> Memory:
             sizes = self.memory(device, v2=v2) or {}
             return sizes.get("used"), sizes.get("free"), sizes.get("reserved")
 
-        library = getattr(self._lib, "nvmlLib", None)
-        if library is None:
-            return slow
-        info = self._lib.c_nvmlMemory_v2_t(version=self._lib.nvmlMemory_v2) if v2 else self._lib.c_nvmlMemory_t()
-        call = library.nvmlDeviceGetMemoryInfo_v2 if v2 else library.nvmlDeviceGetMemoryInfo
-        handle, place = device.handle, ctypes.byref(info)
+        return memory_reader(self._lib, device.handle, slow, v2=v2)
 
-        def read() -> Memory:
-            if call(handle, place):
-                # Whatever it is, the slow way tells it as everything else is told.
-                return slow()
-            return _given(info.used), _given(info.free), _given(info.reserved) if v2 else None
+    def clock_reader(self, device: Found, domain: str) -> Callable[[], int | None]:
+        """Return a function that does what `clock` does."""
+        kind, slow = getattr(self._lib, f"NVML_CLOCK_{domain}"), partial(self.clock, device, domain)
+        return number_reader(self._lib, device.handle, "nvmlDeviceGetClockInfo", slow, kind)
 
+    def event_reasons_reader(self, device: Found) -> Callable[[], int | None]:
+        """Return a function that does what `event_reasons` does."""
+        read: Callable[[], int | None] = partial(self.event_reasons, device)
+        for words in ("Throttle", "Event"):
+            symbol = f"nvmlDeviceGetCurrentClocks{words}Reasons"
+            read = number_reader(self._lib, device.handle, symbol, read, bits=64)
         return read
+
+    def number_reader(self, device: Found, function: str) -> Callable[[], int | None]:
+        """Return a function that does what `number` does for a function without arguments."""
+        return number_reader(self._lib, device.handle, function, partial(self.number, device, function))
 
     def processes(self, device: Found, context: str) -> list[tuple[int, int | None]] | None:
         """List pid and bytes of the processes with a `Compute` or `Graphics` context; None: not listed here.
@@ -310,10 +308,6 @@ class Nvml:
             if any(found.values())
             else ""
         )
-
-
-def _given(size: int) -> int | None:
-    return None if size == _ONES_64 else int(size)
 
 
 def _size(used: int | None) -> int | None:

@@ -11,14 +11,15 @@ from pytest_moegpu.core.health import DeviceHealth
 from pytest_moegpu.core.model import Gpu
 from pytest_moegpu.core.sample import Sample
 from pytest_moegpu.errors import ProbeError
-from pytest_moegpu.host.nvml import Memory, Nvml
+from pytest_moegpu.host.nvml import Nvml
+from pytest_moegpu.host.nvmlreaders import Memory
 from pytest_moegpu.host.selection import Found, select
 
 __all__ = ["ENERGY_SECONDS", "NvmlProbe"]
 
-# A little less than four and twenty intervals, so that a reading that comes early does not cost a whole turn.
+# A little less than four and twenty-five intervals, so that a reading that comes early does not cost a whole turn.
 _OFTEN_SECONDS = 0.035
-_SELDOM_SECONDS = 0.195
+_SELDOM_SECONDS = 0.245
 ENERGY_SECONDS = 10.0
 """The energy counter takes 2 to 13 ms a reading on an H200, a thousand times what the others take."""
 _ONES_32 = 0xFFFF_FFFF
@@ -29,7 +30,7 @@ class NvmlProbe:
 
     Made to be read every 10 ms. Memory is in every reading. Event reasons and SM clock are read again when 35 ms have
     passed, so in every fourth reading; memory clock, utilisation, power, temperature and PCIe link, which change slowly
-    or cost more, when 195 ms have passed, so in every twentieth. The energy counter is read when the phase
+    or cost more, when 245 ms have passed, so in every twenty-fifth. The energy counter is read when the phase
     changes that the caller gives, and when `energy_seconds` have passed: prefill and decode, which take turns and are
     told apart afterwards, have the driver's own readings of power. In between a field is None, never an older
     value. Readings that lie further apart have every field.
@@ -70,7 +71,7 @@ class NvmlProbe:
             # CUDA numbers only the GPUs it may open, so beside a closed one an index means another GPU there.
             self._by_uuid = any(device.error is not None for device in found)
             self._memory_v2 = all(self._nvml.memory(device, v2=True) is not None for device in self._devices)
-            self._memory = {d.index: self._nvml.memory_reader(d, v2=self._memory_v2) for d in self._devices}
+            self._readers = {d.index: _Readers(self._nvml, d, v2=self._memory_v2) for d in self._devices}
         except BaseException:
             self.close()
             raise
@@ -116,7 +117,7 @@ class NvmlProbe:
         if energy:
             self._energy_at, self._phase = time, phase
         # Memory of all first: the others take milliseconds now and then, and one stamp stands for all devices.
-        memory = [self._memory[device.index]() for device in self._devices]
+        memory = [self._readers[device.index].memory() for device in self._devices]
         return tuple(
             self._read(device, sizes, time, phase, often, seldom, energy)
             for device, sizes in zip(self._devices, memory, strict=True)
@@ -174,7 +175,7 @@ class NvmlProbe:
     def _read(
         self, device: Found, sizes: Memory, time: float, phase: str, often: bool, seldom: bool, energy: bool
     ) -> Sample:
-        nvml = self._nvml
+        nvml, readers = self._nvml, self._readers[device.index]
         used, free, reserved = sizes
         if not (often or seldom or energy):
             return Sample(
@@ -193,16 +194,16 @@ class NvmlProbe:
             used_bytes=used,
             reserved_bytes=reserved,
             free_bytes=free,
-            sm_clock_mhz=nvml.clock(device, "SM") if often else None,
-            memory_clock_mhz=nvml.clock(device, "MEM") if seldom else None,
-            event_reasons=nvml.event_reasons(device) if often else None,
+            sm_clock_mhz=readers.sm_clock() if often else None,
+            memory_clock_mhz=readers.memory_clock() if seldom else None,
+            event_reasons=readers.event_reasons() if often else None,
             utilisation=None if load is None or load.gpu > 100 else load.gpu / 100,
-            power_watts=nvml.thousandths(device, "nvmlDeviceGetPowerUsage") if seldom else None,
+            power_watts=_thousandths(readers.power()) if seldom else None,
             energy_joules=nvml.energy(device) if energy else None,
             temperature_c=nvml.temperature(device) if seldom else None,
             # No link has generation or width 0: where a virtual machine shows that, it is not known.
-            pcie_generation=(nvml.number(device, "nvmlDeviceGetCurrPcieLinkGeneration") or None) if seldom else None,
-            pcie_width=(nvml.number(device, "nvmlDeviceGetCurrPcieLinkWidth") or None) if seldom else None,
+            pcie_generation=(readers.pcie_generation() or None) if seldom else None,
+            pcie_width=(readers.pcie_width() or None) if seldom else None,
         )
 
     def _health(self, device: Found) -> DeviceHealth:
@@ -240,6 +241,23 @@ class NvmlProbe:
             DeviceProcess(pid=pid, device=device.index, name=_comm(pid), used_bytes=size)
             for pid, size in (*used.items(), *((0, size) for size in nameless))
         ]
+
+
+class _Readers:
+    """The quick questions to one device."""
+
+    def __init__(self, nvml: Nvml, device: Found, *, v2: bool) -> None:
+        self.memory = nvml.memory_reader(device, v2=v2)
+        self.sm_clock = nvml.clock_reader(device, "SM")
+        self.memory_clock = nvml.clock_reader(device, "MEM")
+        self.event_reasons = nvml.event_reasons_reader(device)
+        self.power = nvml.number_reader(device, "nvmlDeviceGetPowerUsage")
+        self.pcie_generation = nvml.number_reader(device, "nvmlDeviceGetCurrPcieLinkGeneration")
+        self.pcie_width = nvml.number_reader(device, "nvmlDeviceGetCurrPcieLinkWidth")
+
+
+def _thousandths(value: int | None) -> float | None:
+    return None if value is None else value / 1000
 
 
 def _comm(pid: int) -> str:

@@ -137,15 +137,15 @@ nvmlDeviceGetComputeRunningProcesses_v3 0 ok pid=4194303 used=ones
         assert said["processes"] == [{"pid": GONE, "device": 0, "name": "", "used_bytes": None}]
 
     def test_fields_are_read_in_steps_and_never_repeated(self, library: FakeNvmlLibrary) -> None:
-        said = library.read(driver(1) + h200(), times=[n * 0.01 for n in range(41)])
+        said = library.read(driver(1) + h200(), times=[n * 0.01 for n in range(52)])
         samples = [reading[0] for reading in said["readings"]]
         given = {name: [n for n, sample in enumerate(samples) if sample[name] is not None] for name in samples[0]}
         for name in ("used_bytes", "reserved_bytes", "free_bytes"):
-            assert given[name] == list(range(41)), name
+            assert given[name] == list(range(52)), name
         for name in ("sm_clock_mhz", "event_reasons"):
-            assert given[name] == list(range(0, 41, 4)), name
+            assert given[name] == list(range(0, 52, 4)), name
         for name in ("memory_clock_mhz", "utilisation", "power_watts", "temperature_c", "pcie_generation"):
-            assert given[name] == [0, 20, 40], name
+            assert given[name] == [0, 25, 50], name
         assert given["energy_joules"] == [0]
 
 
