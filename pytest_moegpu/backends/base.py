@@ -3,13 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Protocol
 
-from pytest_moegpu.core.evidence import LogFacts
-from pytest_moegpu.core.model import LaunchSpec
+from pytest_moegpu.core.evidence import LogFacts, TokenChoice
+from pytest_moegpu.core.flags import Flag
+from pytest_moegpu.core.model import LaunchSpec, ModelFormat
 
-__all__ = ["Backend", "ChatRequest", "Delta", "EngineVersion", "Health", "ServedModel", "Usage"]
+__all__ = [
+    "Backend",
+    "ChatRequest",
+    "Delta",
+    "EngineVersion",
+    "Health",
+    "Load",
+    "ServedModel",
+    "SetupCommand",
+    "StreamFormat",
+    "Usage",
+]
+
+
+class StreamFormat(StrEnum):
+    """How a streamed answer is cut into events."""
+
+    SSE = "sse"
+    """Server-sent events."""
+    NDJSON = "ndjson"
+    """One JSON object a line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +67,7 @@ class Delta:
     finish_reason: str | None = None
     usage: Usage | None = None
     error: str | None = None
+    choices: tuple[TokenChoice, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,18 +90,45 @@ class Health:
 
 @dataclass(frozen=True, kw_only=True)
 class ServedModel:
-    """Which model a server says it serves, and with how much context per slot."""
+    """Which model a server says it serves, with how much context per slot, and how many tokens its KV cache holds."""
 
     name: str | None = None
     path: str | None = None
     context: int | None = None
     slots: int | None = None
+    kv_tokens: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What a server's counters say about its KV cache and queue; None where it has no such counter.
+
+    `kv_use` is a share of one; `preemptions` counts requests whose cache was taken away again since the start.
+    """
+
+    kv_use: float | None = None
+    preemptions: float | None = None
+    running: float | None = None
+    waiting: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetupCommand:
+    """A command to run once the server answers, before it is ready: making a model known to it, for one.
+
+    `files` are written into the start's own folder before, by name; the command runs there.
+    """
+
+    argv: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
 class Backend(Protocol):
     """A recipe for one server program.
 
     To add one: a file with a class of these members beside this one, and a row in the table of `backends/__init__.py`.
+    `backends.recipe.Recipe` has what most servers share.
     """
 
     @property
@@ -91,11 +141,43 @@ class Backend(Protocol):
 
     @property
     def program_variable(self) -> str:
-        """Environment variable that may name the executable."""
+        """Environment variable that may name the executable, with arguments before those of `argv`."""
+
+    @property
+    def install_hint(self) -> str:
+        """How to install the program, in a few words for an error message."""
 
     @property
     def environment_prefixes(self) -> tuple[str, ...]:
         """Beginnings of the names of variables that change what the engine does when the caller has them set."""
+
+    @property
+    def model_formats(self) -> tuple[ModelFormat, ...]:
+        """What it loads; anything else is refused before a start."""
+
+    @property
+    def stream_format(self) -> StreamFormat:
+        """How its streamed answers are cut into events."""
+
+    @property
+    def ignores_eos(self) -> bool:
+        """Whether a request can ask for an exact number of tokens; else an answer may end by itself before."""
+
+    @property
+    def continues_prefill(self) -> bool:
+        """Whether `ChatRequest.prefill` is continued; else it is said in the prompt how the answer should begin."""
+
+    @property
+    def takes_key(self) -> bool:
+        """Whether the API key can be given to it without standing on its command line."""
+
+    @property
+    def last_port(self) -> int:
+        """Highest port it may be given: one that takes more ports above its own has a lower one."""
+
+    @property
+    def stop_seconds(self) -> float:
+        """Seconds it may take to end by itself after TERM, before it is killed."""
 
     @property
     def health_path(self) -> str:
@@ -113,21 +195,38 @@ class Backend(Protocol):
     def metrics_path(self) -> str | None:
         """Path of Prometheus metrics, if there is one."""
 
+    @property
+    def meanings(self) -> Mapping[str, tuple[str, ...]]:
+        """Spellings of its flags by meaning (`core.flags.MEANINGS`); the first is the one to write."""
+
+    @property
+    def not_flags(self) -> Mapping[str, str]:
+        """Flags that documents give for it and that do not exist, each with what to write instead."""
+
     def argv(self, spec: LaunchSpec) -> tuple[str, ...]:
         """Write the command line.
 
         Raises:
-            UserError: A setting this backend cannot express.
+            UserError: A setting that this backend, or the GPU with it, cannot express.
         """
 
     def environment(self, spec: LaunchSpec) -> dict[str, str]:
         """Variables to add to the server's environment."""
+
+    def setup(self, spec: LaunchSpec) -> tuple[SetupCommand, ...]:
+        """Commands to run once it answers; most need none."""
 
     def version_argv(self, program: Sequence[str]) -> tuple[str, ...]:
         """Command that prints version and build."""
 
     def read_version(self, output: str) -> EngineVersion:
         """Read what `version_argv` printed."""
+
+    def help_argv(self, program: Sequence[str]) -> tuple[str, ...]:
+        """Command that prints all flags."""
+
+    def read_help(self, output: str) -> tuple[Flag, ...]:
+        """Read what `help_argv` printed."""
 
     def read_health(self, status: int, body: str) -> Health:
         """Judge a health answer."""
@@ -138,11 +237,17 @@ class Backend(Protocol):
     def read_metrics(self, text: str) -> dict[str, float]:
         """Read Prometheus text as name → value, without the engine's prefix."""
 
+    def read_load(self, counters: Mapping[str, float]) -> Load:
+        """Find KV cache use, preemptions and queue among what `read_metrics` gave."""
+
     def read_log(self, text: str) -> LogFacts:
-        """Read offloaded layers, buffer sizes, and lines that name a failure."""
+        """Read offloaded layers, buffer sizes, KV cache capacity, and lines that name a failure."""
 
     def request(self, spec: LaunchSpec, chat: ChatRequest) -> dict[str, Any]:
         """Write the JSON body of a streamed chat request with usage."""
 
     def read_event(self, data: str) -> Delta:
-        """Read the data of one server-sent event."""
+        """Read the data of one event."""
+
+    def is_too_long(self, status: int, body: str) -> bool:
+        """Whether an answer refuses a prompt because it is longer than the context."""

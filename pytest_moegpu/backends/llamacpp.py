@@ -5,21 +5,18 @@ Log lines and flags were read off build 11434 (CUDA) and xllamacpp 2026.10.11549
 
 from __future__ import annotations
 
-import json
-import math
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
-from pytest_moegpu.backends.base import ChatRequest, Delta, EngineVersion, Health, ServedModel, Usage
+from pytest_moegpu.backends.base import ChatRequest, EngineVersion, Load, ServedModel
+from pytest_moegpu.backends.recipe import Recipe, count, lines, refuse, text
 from pytest_moegpu.core.evidence import LogFacts
-from pytest_moegpu.core.model import DeviceKind, LaunchSpec
+from pytest_moegpu.core.kvcache import spell_kv
+from pytest_moegpu.core.model import ALL_LAYERS, DeviceKind, LaunchSpec, ModelFormat
 from pytest_moegpu.core.units import MIB
 
 __all__ = ["LlamaCpp"]
-
-# llama-server takes any number not below the layer count as "all of them".
-_ALL_LAYERS = 999
 
 _LOADING = "loading model tensors"
 _CONSTRUCTING = "constructing llama_context"
@@ -42,10 +39,19 @@ _FATAL = re.compile(
     r"^error: |ggml_cuda_init: failed to initialize|symbol lookup error|version `[^']+' not found",
     re.IGNORECASE,
 )
-# The tail of a crash repeats itself; the first cause is what a person needs.
-_MOST_LINES = 10
+_KV_TOKENS = re.compile(r"llama_kv_cache: size = +[\d.]+ MiB \( *(\d+) cells.*?K \((\w+)\)")
+_KV_SPELLINGS = {
+    **{word: word for word in ("f32", "f16", "bf16", "q5_1", "q5_0", "q4_1", "iq4_nl")},
+    "int8": "q8_0",
+    "int4": "q4_0",
+}
+_UNABLE = {
+    "memory_share": "llama.cpp takes what the model and its cache need; settings.context and gpu_layers set how much",
+    "host_weights_bytes": "llama.cpp counts layers: settings.gpu_layers, or settings.cpu_expert_layers",
+    "prefill_chunk": "llama.cpp has two such sizes: settings.batch and settings.ubatch",
+    "cuda_graphs": "only at build time, or by the variable GGML_CUDA_DISABLE_GRAPHS=1",
+}
 _STAMP = re.compile(r"^\d+\.\d+\.\d+\.\d+ [A-Z] ")
-_METRIC = re.compile(r"^llamacpp:(\w+) ([-+.\deE]+)$", re.MULTILINE)
 _VERSION = re.compile(r"^version: (.+)$", re.MULTILINE)
 _BUILD = re.compile(r"^built with (.+)$", re.MULTILINE)
 
@@ -63,40 +69,52 @@ def _added_up(pattern: re.Pattern[str], text: str, began: str) -> dict[str, int]
     return found
 
 
-def _lines(pattern: re.Pattern[str], text: str) -> tuple[str, ...]:
-    found = dict.fromkeys(_STAMP.sub("", line).strip() for line in text.splitlines() if pattern.search(line))
-    return tuple(found)[:_MOST_LINES]
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-class LlamaCpp:
+class LlamaCpp(Recipe):
     """Recipe for llama-server."""
 
     name = "llamacpp"
     program = "llama-server"
     program_variable = "MOEGPU_LLAMA_SERVER"
     environment_prefixes = ("GGML_", "LLAMA_ARG_", "CUDA_", "NCCL_", "OMP_", "GOMP_")
-    health_path = "/health"
-    chat_path = "/v1/chat/completions"
+    install_hint = "build llama.cpp or take a release of it: https://github.com/ggml-org/llama.cpp/releases"
+    model_formats = (ModelFormat.GGUF,)
     props_path = "/props"
     metrics_path = "/metrics"
+    metric_prefix = "llamacpp:"
+    meanings: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "model": ("--model", "-m"),
+        "served_name": ("--alias", "-a"),
+        "context": ("--ctx-size", "-c"),
+        "slots": ("--parallel", "-np"),
+        "kv_cache": ("--cache-type-k", "-ctk"),
+        "kv_cache_value": ("--cache-type-v", "-ctv"),
+        "gpu_layers": ("--gpu-layers", "-ngl", "--n-gpu-layers"),
+        "cpu_expert_layers": ("--n-cpu-moe", "-ncmoe"),
+        "prefill_chunk": ("--ubatch-size", "-ub"),
+        "prefix_cache_on": ("--cache-prompt",),
+        "prefix_cache_off": ("--no-cache-prompt",),
+        "flash_attention": ("--flash-attn", "-fa"),
+        "thinking": ("--chat-template-kwargs",),
+        "threads": ("--threads", "-t"),
+        "device": ("--device", "-dev"),
+        "host": ("--host",),
+        "port": ("--port",),
+        "api_key": ("--api-key",),
+        "chat_template": ("--chat-template",),
+        "metrics": ("--metrics",),
+    }
 
     def argv(self, spec: LaunchSpec) -> tuple[str, ...]:
         """Write the command line. `--fit off`: a model that does not fit must fail, not shrink in silence."""
         s = spec.settings
-        layers = 0 if spec.device_kind is DeviceKind.CPU else _ALL_LAYERS if s.gpu_layers is None else s.gpu_layers
+        refuse(self.name, s, _UNABLE)
+        kv = spell_kv(self.name, s.kv_cache, _KV_SPELLINGS)
+        layers = 0 if spec.device_kind is DeviceKind.CPU else ALL_LAYERS if s.gpu_layers is None else s.gpu_layers
         flags: list[str] = [
             *("--model", spec.model_path, "--alias", spec.model_name),
             *("--ctx-size", str(s.context * s.slots), "--parallel", str(s.slots)),
             *("--gpu-layers", str(layers)),
-            *("--cache-type-k", s.kv_cache, "--cache-type-v", s.kv_cache, "--flash-attn", s.flash_attention),
+            *("--cache-type-k", kv, "--cache-type-v", kv, "--flash-attn", s.flash_attention),
             *("--batch-size", str(s.batch), "--ubatch-size", str(s.ubatch)),
             *("--host", spec.host, "--port", str(spec.port)),
             # Verbosity 4 prints the offloaded layers and the buffer sizes.
@@ -106,32 +124,20 @@ class LlamaCpp:
             flags += ["--threads", str(s.threads)]
         if not s.prefix_cache:
             flags.append("--no-cache-prompt")
+        if s.cpu_expert_layers:
+            flags += ["--n-cpu-moe", str(s.cpu_expert_layers)]
+        if not s.mmap:
+            flags.append("--no-mmap")
         return (*spec.program, *flags, *s.extra_flags)
 
     def environment(self, spec: LaunchSpec) -> dict[str, str]:
         """The key goes by environment, because a command line can be read by every user of the machine."""
-        variables = {"LLAMA_API_KEY": spec.api_key}
-        if spec.devices:
-            variables |= {
-                "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-                "CUDA_VISIBLE_DEVICES": ",".join(spec.devices),
-            }
-        return variables
-
-    def version_argv(self, program: Sequence[str]) -> tuple[str, ...]:
-        """Command that prints version and build."""
-        return (*program, "--version")
+        return {"LLAMA_API_KEY": spec.api_key} | self.devices(spec)
 
     def read_version(self, output: str) -> EngineVersion:
         """Read `version: …` and `built with …`; the CUDA toolkit is not among what llama-server prints."""
         version, build = _VERSION.search(output), _BUILD.search(output)
         return EngineVersion(version=version[1].strip() if version else None, build=build[1].strip() if build else None)
-
-    def read_health(self, status: int, body: str) -> Health:
-        """200 is ready, 503 loading; anything else is neither."""
-        if status == 200:
-            return Health(ready=True)
-        return Health(ready=False, loading=status == 503, detail=f"HTTP {status} {body[:200]}".strip())
 
     def read_props(self, body: Any) -> ServedModel:
         """Read `/props`: alias, path, slots and context of one slot. What is not of the known form says nothing."""
@@ -139,84 +145,40 @@ class LlamaCpp:
         settings = props.get("default_generation_settings")
         settings = settings if isinstance(settings, dict) else {}
         return ServedModel(
-            name=_text(props.get("model_alias")),
-            path=_text(props.get("model_path")),
-            context=_count(settings.get("n_ctx")),
-            slots=_count(props.get("total_slots")),
+            name=text(props.get("model_alias")),
+            path=text(props.get("model_path")),
+            context=count(settings.get("n_ctx")),
+            slots=count(props.get("total_slots")),
         )
 
-    def read_metrics(self, text: str) -> dict[str, float]:
-        """Read `/metrics`, without the prefix `llamacpp:`."""
-        return {name: float(value) for name, value in _METRIC.findall(text)}
+    def read_load(self, counters: Mapping[str, float]) -> Load:
+        """Read how many requests are served and wait; newer servers do not tell how full the cache is."""
+        return Load(
+            kv_use=counters.get("kv_cache_usage_ratio"),
+            running=counters.get("requests_processing"),
+            waiting=counters.get("requests_deferred"),
+        )
 
-    def read_log(self, text: str) -> LogFacts:
+    def read_log(self, output: str) -> LogFacts:
         """Read what the server said about itself. The last line of a kind counts."""
-        offloaded = _OFFLOADED.findall(text)
-        slots = _SLOTS.findall(text)
+        offloaded = _OFFLOADED.findall(output)
+        slots = _SLOTS.findall(output)
+        cells = _KV_TOKENS.findall(output)
         return LogFacts(
             offloaded_layers=int(offloaded[-1][0]) if offloaded else None,
             total_layers=int(offloaded[-1][1]) if offloaded else None,
-            model_bytes=_added_up(_MODEL_BUFFER, text, _LOADING),
-            kv_bytes=_added_up(_KV_BUFFER, text, _CONSTRUCTING),
-            compute_bytes=_megabytes(_COMPUTE_BUFFER, text),
+            model_bytes=_added_up(_MODEL_BUFFER, output, _LOADING),
+            kv_bytes=_added_up(_KV_BUFFER, output, _CONSTRUCTING),
+            compute_bytes=_megabytes(_COMPUTE_BUFFER, output),
             slots=int(slots[-1][0]) if slots else None,
             context=int(slots[-1][1]) if slots else None,
-            devices=tuple(dict.fromkeys(name.strip() for name in _DEVICE.findall(text))),
-            oom_lines=_lines(_OOM, text),
-            fatal_lines=_lines(_FATAL, text),
+            kv_tokens=int(cells[-1][0]) if cells else None,
+            kv_type=cells[-1][1] if cells else None,
+            devices=tuple(dict.fromkeys(name.strip() for name in _DEVICE.findall(output))),
+            oom_lines=lines(_OOM, output, _STAMP),
+            fatal_lines=lines(_FATAL, output, _STAMP),
         )
 
     def request(self, spec: LaunchSpec, chat: ChatRequest) -> dict[str, Any]:
-        """Write a streamed, greedy chat request. A prefilled answer is a last message of the assistant."""
-        messages = [{"role": "user", "content": chat.prompt}]
-        if chat.prefill:
-            messages.append({"role": "assistant", "content": chat.prefill})
-        body: dict[str, Any] = {
-            "model": spec.model_name,
-            "messages": messages,
-            "max_tokens": chat.max_tokens,
-            "temperature": 0,
-            "seed": chat.seed,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "cache_prompt": chat.cache_prompt,
-            "chat_template_kwargs": {"enable_thinking": chat.thinking},
-        }
-        if chat.ignore_eos:
-            body["ignore_eos"] = True
-        if chat.top_logprobs:
-            body |= {"logprobs": True, "top_logprobs": chat.top_logprobs}
-        return body
-
-    def read_event(self, data: str) -> Delta:
-        """Read one chunk: choices, usage, timings, or an error object under HTTP 200."""
-        chunk = json.loads(data)
-        if not isinstance(chunk, dict):
-            raise ValueError("not a JSON object")  # noqa: TRY004 - unreadable data, as text that is not JSON
-        if (error := chunk.get("error")) is not None:
-            return Delta(error=str(error.get("message", error)) if isinstance(error, dict) else str(error))
-        try:
-            choice = (chunk.get("choices") or [{}])[0]
-            delta = choice.get("delta") or {}
-            return Delta(
-                text=delta.get("content") or "",
-                reasoning=delta.get("reasoning_content") or "",
-                finish_reason=choice.get("finish_reason"),
-                usage=_usage(chunk),
-            )
-        except (AttributeError, KeyError, TypeError) as error:
-            raise ValueError(f"not a chunk of a known form: {error}") from error
-
-
-def _usage(chunk: dict[str, Any]) -> Usage | None:
-    usage = chunk.get("usage")
-    if not usage:
-        return None
-    details = usage.get("prompt_tokens_details") or {}
-    timings = chunk.get("timings") or {}
-    return Usage(
-        prompt_tokens=usage.get("prompt_tokens"),
-        cached_tokens=details.get("cached_tokens"),
-        output_tokens=usage.get("completion_tokens"),
-        timings={n: float(v) for n, v in timings.items() if isinstance(v, int | float) and math.isfinite(v)},
-    )
+        """Write a streamed, greedy chat request, and whether the slot's cache may be used."""
+        return super().request(spec, chat) | {"cache_prompt": chat.cache_prompt}

@@ -6,6 +6,8 @@ import math
 import re
 from collections.abc import Callable
 
+from pytest_moegpu.core.kvcache import KV_WORDS
+from pytest_moegpu.core.model import ALL_LAYERS
 from pytest_moegpu.core.units import parse_bytes, parse_share
 from pytest_moegpu.errors import UserError, nearest
 
@@ -14,6 +16,7 @@ __all__ = [
     "boolean",
     "capability",
     "choice",
+    "expert_layers",
     "gpu_layers",
     "kv_cache",
     "listed",
@@ -33,7 +36,6 @@ Reader = Callable[[object], object]
 
 _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z/]+)\s*")
 _TIME_UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
-_KV_CACHES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 _KV_MEANINGS = {"16-bit": "f16", "8-bit": "q8_0", "4-bit": "q4_0"}
 
 
@@ -158,10 +160,19 @@ def rate(value: object) -> float:
 
 
 def kv_cache(value: object) -> object:
-    """Read a GGML cache type, or its meaning: `8-bit`."""
+    """Read a word for a KV cache type, or how many bits it has: `8-bit`."""
     if isinstance(value, str) and value in _KV_MEANINGS:
         return _KV_MEANINGS[value]
-    return choice(*_KV_CACHES, *_KV_MEANINGS)(value)
+    return choice(*KV_WORDS, *_KV_MEANINGS)(value)
+
+
+def expert_layers(value: object) -> int:
+    """Read how many layers have their experts in host memory: a number, or `all`."""
+    if value == "all":
+        return ALL_LAYERS
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise UserError(f'{value!r} is not allowed: write "all" or a whole number of at least 0')
+    return value
 
 
 def gpu_layers(value: object) -> int | None:

@@ -12,6 +12,7 @@ __all__ = [
     "DeviceProcess",
     "Evidence",
     "LogFacts",
+    "Margin",
     "Part",
     "Phase",
     "Preflight",
@@ -20,6 +21,7 @@ __all__ = [
     "StartEvidence",
     "StartFailure",
     "StreamEvent",
+    "TokenChoice",
 ]
 
 
@@ -76,10 +78,34 @@ class StreamEvent:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TokenChoice:
+    """What the model chose from at one token: its log-probability (nat) and those of the likeliest, itself included.
+
+    A number that the engine left out or that was none is NaN.
+    """
+
+    token: str
+    logprob: float
+    top: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Margin:
+    """The gap (nat) between the token chosen and the likeliest other one, at token `index` (from 0) of an answer."""
+
+    index: int
+    nat: float
+    token: str
+    other: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class RequestRecord:
     """One request and its measured stream. Token times are of content or reasoning, never of empty role deltas.
 
-    `margin` is that of the known answer asked for (nat); None when it was never calibrated for the model.
+    `margin` is that of the known answer asked for (nat); None when it was never calibrated for the model. `tightest` is
+    the smallest one on the way to this answer, None where the engine gave no log-probabilities; `logprobs_missing`
+    counts tokens without a finite one, where others were given.
     """
 
     kind: RequestKind
@@ -107,11 +133,17 @@ class RequestRecord:
     depth: float | None = None
     client_lag: float | None = None
     engine_timings: dict[str, float] = field(default_factory=dict)
+    tightest: Margin | None = None
+    logprobs_missing: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogFacts:
-    """What a server's own log says. Byte maps are keyed by the engine's device name, e.g. `CUDA0` or `CPU`."""
+    """What a server's own log says. Byte maps are keyed by the engine's device name, e.g. `CUDA0` or `CPU`.
+
+    `kv_tokens` is how many tokens the KV cache of all requests together holds, `kv_type` the engine's word for its
+    type.
+    """
 
     offloaded_layers: int | None = None
     total_layers: int | None = None
@@ -120,6 +152,8 @@ class LogFacts:
     compute_bytes: dict[str, int] = field(default_factory=dict)
     context: int | None = None
     slots: int | None = None
+    kv_tokens: int | None = None
+    kv_type: str | None = None
     devices: tuple[str, ...] = ()
     oom_lines: tuple[str, ...] = ()
     fatal_lines: tuple[str, ...] = ()
@@ -150,6 +184,8 @@ class StartEvidence:
     `peaks` maps a phase to the highest reading in it (device `used`, all devices of the run added up);
     `counters` are the server's own, read after the workload; `sampler_gap` is the longest time between two readings
     in seconds, so that a shorter peak may have passed unseen; `telemetry` maps a phase to one summary per device.
+    `kv_tokens` is the capacity of its KV cache in tokens, by its own description or its log; `kv_use` (share of one)
+    and `preemptions` are of its counters at the end; `health_at_end` is empty when it was still healthy then.
     `pids` are the server and all it was seen to start; `stopped_at` is the kernel's clock (seconds since boot, as in
     `KernelMessage.seconds`) when the order to stop was given.
     """
@@ -177,6 +213,10 @@ class StartEvidence:
     log: LogFacts = LogFacts()
     served_model: str | None = None
     served_context: int | None = None
+    kv_tokens: int | None = None
+    kv_use: float | None = None
+    preemptions: float | None = None
+    health_at_end: str = ""
     processes: tuple[DeviceProcess, ...] = ()
     foreign: tuple[DeviceProcess, ...] = ()
     event_reasons: dict[str, int] = field(default_factory=dict)

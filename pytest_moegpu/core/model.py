@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 __all__ = [
+    "ALL_LAYERS",
+    "Container",
     "DeviceKind",
     "Gpu",
     "GpuRequirement",
@@ -17,6 +19,7 @@ __all__ = [
     "Limits",
     "ModelFacts",
     "ModelFile",
+    "ModelFormat",
     "ModelSource",
     "Profile",
     "Scenario",
@@ -24,6 +27,19 @@ __all__ = [
     "Stack",
     "Workload",
 ]
+
+
+ALL_LAYERS = 999
+"""More layers than any model has."""
+
+
+class ModelFormat(StrEnum):
+    """How a model lies on disk."""
+
+    GGUF = "gguf"
+    """One file, or the first of a split one."""
+    HF = "hf"
+    """A folder with `config.json`, tokenizer and safetensors, as Hugging Face's libraries save it."""
 
 
 class DeviceKind(StrEnum):
@@ -64,7 +80,8 @@ class Gpu:
 class Stack:
     """What an upgrade changes. Printed as "baseline → now"; never part of a path or key.
 
-    `program` is the start of the SHA-256 of the executable: two builds can carry one version.
+    `program` is the start of the SHA-256 of the executable: two builds can carry one version. `image` is the digest of
+    the container image it runs in.
     """
 
     driver: str | None = None
@@ -74,18 +91,20 @@ class Stack:
     engine_version: str | None = None
     engine_build: str | None = None
     program: str | None = None
+    image: str | None = None
     libraries: dict[str, str] = field(default_factory=dict)
     kernel: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFile:
-    """A model file at hand."""
+    """A model at hand: a file, or a folder of files."""
 
     path: str
     size_bytes: int
     sha256: str
     quantisation: str
+    format: ModelFormat = ModelFormat.GGUF
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,9 +170,27 @@ class GpuRequirement:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Launch settings by meaning; a backend turns them into its own flags.
+    """Launch settings by meaning; a backend turns them into its own flags, or refuses what it cannot do.
 
-    `gpu_layers` None means all layers on the GPU, 0 none. `kv_cache` is f16, q8_0, q4_0 or another GGML cache type.
+    Args:
+        context: Tokens one request may have, prompt and answer together.
+        slots: Requests served at the same time.
+        kv_cache: Precision of the KV cache, a word of `core.kvcache`.
+        gpu_layers: Layers on the GPU; None all of them, 0 none.
+        flash_attention: auto, on or off.
+        batch: Tokens of all prompts computed at once, for engines with two such sizes.
+        ubatch: Tokens computed in one go on the device, at most `batch`.
+        threads: Threads of the processor; None leaves it to the engine.
+        thinking: Whether the model may think before it answers.
+        prefix_cache: Whether the cache of a common prefix is used again.
+        speculative: Whether a draft model is used.
+        extra_flags: Flags in the engine's own spelling, after all others; part of the identity like the rest.
+        memory_share: Share of the GPU memory the engine may take for itself; None leaves it to the engine.
+        cpu_expert_layers: Layers whose experts stay in host memory, from the first one; `ALL_LAYERS` all of them.
+        host_weights_bytes: Weights that stay in host memory, in bytes, for engines that stream them.
+        mmap: Whether the file is mapped rather than read.
+        prefill_chunk: Tokens of a prompt computed at once, for engines with one such size; None: the engine chooses.
+        cuda_graphs: Whether the engine may record CUDA graphs.
     """
 
     context: int
@@ -168,6 +205,31 @@ class Settings:
     prefix_cache: bool = True
     speculative: bool = False
     extra_flags: tuple[str, ...] = ()
+    memory_share: float | None = None
+    cpu_expert_layers: int = 0
+    host_weights_bytes: int = 0
+    mmap: bool = True
+    prefill_chunk: int | None = None
+    cuda_graphs: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Container:
+    """The image a server runs in, and what starts it.
+
+    Args:
+        image: Name and tag, or digest.
+        runner: Command that starts containers: docker, podman or apptainer, with arguments of its own before the verb.
+        program: Server program inside the image; empty for the backend's own name on its PATH.
+        flags: Arguments for the runner's `run`, as they are.
+        digest: The image's content, as the runner tells it before a start; empty where it does not.
+    """
+
+    image: str
+    runner: tuple[str, ...] = ("docker",)
+    program: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    digest: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,6 +277,7 @@ class Scenario:
     limits: Limits
     model: str | None = None
     backend: str | None = None
+    container: Container | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,7 +298,11 @@ class Profile:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchSpec:
-    """Everything a backend needs to write a command line. `devices` are indexes in PCI bus order, or UUIDs (MIG)."""
+    """Everything a backend needs to write a command line.
+
+    `devices` are indexes in PCI bus order, or UUIDs (MIG). `scratch` is a folder of this start alone, which is there.
+    `compute_capability` is the lowest of the devices, such as 8.6.
+    """
 
     program: tuple[str, ...]
     model_path: str
@@ -246,3 +313,7 @@ class LaunchSpec:
     api_key: str
     devices: tuple[str, ...] = ()
     device_kind: DeviceKind = DeviceKind.GPU
+    model_format: ModelFormat = ModelFormat.GGUF
+    scratch: str = ""
+    compute_capability: str | None = None
+    container: Container | None = None

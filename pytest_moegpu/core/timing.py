@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
-from pytest_moegpu.core.evidence import RequestKind, RequestRecord, StreamEvent
+from pytest_moegpu.core.evidence import RequestKind, RequestRecord, StreamEvent, TokenChoice
+from pytest_moegpu.core.margins import missing, tightest
 
 __all__ = [
     "DeltaLike",
@@ -74,6 +75,10 @@ class DeltaLike(Protocol):
     def error(self) -> str | None:
         """An error object sent in place of an answer."""
 
+    @property
+    def choices(self) -> tuple[TokenChoice, ...]:
+        """What the model chose from at each token, where that was asked for."""
+
 
 def parse_events(chunks: Sequence[tuple[float, bytes]]) -> tuple[StreamEvent, ...]:
     """Split the body of a stream into server-sent events.
@@ -131,6 +136,7 @@ class _Totals:
     reasoning: list[str]
     token_times: list[float]
     timings: dict[str, float]
+    choices: list[TokenChoice]
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     output_tokens: int | None = None
@@ -144,6 +150,7 @@ class _Totals:
             self.token_times.append(time)
             self.text.append(delta.text)
             self.reasoning.append(delta.reasoning)
+        self.choices += delta.choices
         self.finish_reason = delta.finish_reason or self.finish_reason
         self.error = self.error or delta.error
         usage = delta.usage
@@ -206,7 +213,7 @@ def record(
         depth: Where in it the fact stands; 0 start, 1 end.
         client_lag: Seconds.
     """
-    totals = _Totals(text=[], reasoning=[], token_times=[], timings={})
+    totals = _Totals(text=[], reasoning=[], token_times=[], timings={}, choices=[])
     first_event: float | None = None
     for event in events:
         data = event.data.strip()
@@ -245,6 +252,8 @@ def record(
         depth=depth,
         client_lag=client_lag,
         engine_timings=totals.timings,
+        tightest=tightest(totals.choices),
+        logprobs_missing=missing(totals.choices),
     )
 
 

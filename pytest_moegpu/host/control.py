@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import random
 import socket
 import threading
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from typing import Any
 
 import httpx
 import psutil
+
+from pytest_moegpu.errors import ProgramError
 
 __all__ = ["Answer", "Asked", "Control", "Listener", "free_port", "listener", "parsed"]
 
@@ -32,11 +35,21 @@ class Listener:
     name: str = ""
 
 
-def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port nobody listens on now. It can be taken before the server binds; `listener` tells afterwards."""
-    with socket.socket() as s:
-        s.bind((host, 0))
-        return int(s.getsockname()[1])
+def free_port(host: str = "127.0.0.1", last: int = 65_535) -> int:
+    """Return a port nobody listens on now, up to `last`.
+
+    It can be taken before the server binds; `listener` tells afterwards. The system's own choice comes first, as it
+    does not give the same port again for a while; where it is too high, others are tried by chance.
+    """
+    for chosen in (0, *random.sample(range(min(20_000, last), last), min(200, last - min(20_000, last)))):
+        with socket.socket() as s:
+            try:
+                s.bind((host, chosen))
+            except OSError:
+                continue
+            if (port := int(s.getsockname()[1])) <= last:
+                return port
+    raise ProgramError(f"no port up to {last} is free on {host}")
 
 
 def listener(host: str, port: int) -> Listener | None:

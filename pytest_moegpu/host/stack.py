@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -55,8 +56,8 @@ def libraries(pid: int) -> dict[str, str]:
     return dict(sorted((match[1], match[2]) for path in paths if (match := _LIBRARY.search(path))))
 
 
-def find_program(name: str, ways: Sequence[tuple[str, str | None]], search: str | None) -> str:
-    """Find a server program: the first way that names one, else on PATH.
+def find_program(name: str, ways: Sequence[tuple[str, str | None]], search: str | None) -> tuple[str, ...]:
+    """Find a server program: the first way that names one, else on PATH. A way may give arguments behind the program.
 
     Args:
         name: Name of the program on PATH.
@@ -69,18 +70,27 @@ def find_program(name: str, ways: Sequence[tuple[str, str | None]], search: str 
     for source, value in ways:
         if not value:
             continue
-        found = shutil.which(value, path=search)
+        # A path with spaces is one program as long as it is there.
+        program, *arguments = [value] if shutil.which(value, path=search) else _words(source, value)
+        found = shutil.which(program, path=search)
         if found:
-            return str(Path(found).absolute())
-        path = Path(value)
+            return (str(Path(found).absolute()), *arguments)
+        path = Path(program)
         state = "is a folder" if path.is_dir() else "is not executable" if path.exists() else "does not exist"
-        raise ProgramError(f"server program {value!r} (from {source}) {state}")
+        raise ProgramError(f"server program {program!r} (from {source}) {state}")
     found = shutil.which(name, path=search)
     if not found:
         raise ProgramError(
             f"server program {name!r} is not on PATH: give it by {' or '.join(source for source, _ in ways)}"
         )
-    return str(Path(found).absolute())
+    return (str(Path(found).absolute()),)
+
+
+def _words(source: str, value: str) -> list[str]:
+    try:
+        return shlex.split(value) or [value]
+    except ValueError as error:
+        raise ProgramError(f"server program {value!r} (from {source}) cannot be read: {error}") from error
 
 
 def program_output(argv: Sequence[str]) -> str:

@@ -92,6 +92,10 @@ class Bundle:
         """Where the server log of one start goes."""
         return self.folder / f"server-{scenario}-{number}.log"
 
+    def scratch(self, scenario: str, number: int) -> str:
+        """Where one start may keep files as long as it lasts; not made here."""
+        return str(self.folder / f"work-{scenario}-{number}")
+
     def write_telemetry(
         self, scenario: str, number: int, samples: Iterable[Sample], origin: Origin | None = None
     ) -> Path:

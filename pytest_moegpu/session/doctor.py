@@ -68,8 +68,8 @@ def _programs() -> list[tuple[str, str]]:
         try:
             ways = (("--moegpu-server", None), (backend.program_variable, os.environ.get(backend.program_variable)))
             program = find_program(backend.program, ways, os.environ.get("PATH"))
-            version = backend.read_version(program_output(backend.version_argv((program,))))
-            lines.append((name, f"{program}, version {version.version or 'not known'}"))
+            version = backend.read_version(program_output(backend.version_argv(program)))
+            lines.append((name, f"{' '.join(program)}, version {version.version or 'not known'}"))
         except MoegpuError as error:
             lines.append((name, str(error)))
     return lines

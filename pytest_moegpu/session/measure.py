@@ -65,6 +65,7 @@ class StartRun:
         self._foreign: tuple[DeviceProcess, ...] = ()
         self._left: tuple[DeviceProcess, ...] = ()
         self._health: tuple[DeviceHealth, ...] = ()
+        self._health_at_end = ""
         self._idle: int | None = None
         self._stopped_at: float | None = None
 
@@ -180,6 +181,7 @@ class StartRun:
         self._counters = self.server.metrics()
         if not self.server.alive:
             raise self.server.failure(self._phase, self.server.death())
+        self._health_at_end = self.server.health_at_end()
 
     def _follow(self, pid: int) -> None:
         self.probe.follow(pid)
@@ -211,6 +213,7 @@ class StartRun:
     ) -> Recorded:
         records: tuple[RequestRecord, ...] = tuple(self.workload.records)
         samples = phases.label(self._sampler.samples, records)
+        log, load = self.server.log_facts(), self.server.backend.read_load(self._counters)
         during = [sample for sample in samples if sample.phase not in ("idle", "after")]
         start = StartEvidence(
             number=self.number,
@@ -233,9 +236,13 @@ class StartRun:
             pids=tuple(sorted(self.server.tree)),
             stopped_at=self._stopped_at,
             requests=records,
-            log=self.server.log_facts(),
+            log=log,
             served_model=self.server.served.name,
             served_context=self.server.served.context,
+            kv_tokens=log.kv_tokens if self.server.served.kv_tokens is None else self.server.served.kv_tokens,
+            kv_use=load.kv_use,
+            preemptions=load.preemptions,
+            health_at_end=self._health_at_end,
             processes=self._processes,
             foreign=self._foreign,
             event_reasons=phases.event_reasons(during),

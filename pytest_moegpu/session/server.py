@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
-from pytest_moegpu.backends.base import Backend, ChatRequest, Health, ServedModel
+from pytest_moegpu.backends.base import Backend, ChatRequest, Health
 from pytest_moegpu.core import faults
-from pytest_moegpu.core.evidence import LogFacts, Phase, RequestKind, RequestRecord, StartFailure
+from pytest_moegpu.core.evidence import LogFacts, Phase, RequestKind, StartFailure
 from pytest_moegpu.core.model import LaunchSpec, Limits
-from pytest_moegpu.core.timing import parse_events, record
 from pytest_moegpu.errors import MoegpuError, ProgramError, StartError
 from pytest_moegpu.host.boundedlog import read_ends
-from pytest_moegpu.host.client import StreamClient
-from pytest_moegpu.host.control import Answer, Control, listener, parsed
+from pytest_moegpu.host.control import listener
 from pytest_moegpu.host.process import ServerProcess, StopReport, tail
+from pytest_moegpu.host.setup import run_setup
+from pytest_moegpu.session.conversation import Conversation
 
 __all__ = ["Server", "new_key", "unforeseen"]
 
 _POLL_SECONDS = 0.05
-_WATCH_SECONDS = 0.02
 _NOTICE_SECONDS = 1.0
 # The end of a log, in which a death is explained.
 _LAST_LINES = 200
@@ -55,28 +55,17 @@ def _ending(code: int | None) -> str:
     return f"signal {-code}{names.get(-code, '')}"
 
 
-class Server:
+class Server(Conversation):
     """A server process with its client. `start` returns only when it has generated a token."""
 
     def __init__(self, backend: Backend, spec: LaunchSpec, limits: Limits, log_path: Path) -> None:
-        self.backend = backend
-        self.spec = spec
-        self.limits = limits
+        super().__init__(backend, spec, limits)
         self.log_path = log_path
-        self.served = ServedModel()
-        self.notes: list[str] = []
         self.load_seconds: float | None = None
         self.stopped = False
         self.argv = backend.argv(spec)
         self._process: ServerProcess | None = None
         self._seen: set[int] = set()
-        self._control = Control(spec.host, spec.port, spec.api_key)
-        self._client = StreamClient(spec.host, spec.port, spec.api_key)
-
-    @property
-    def url(self) -> str:
-        """Base address, without a path."""
-        return f"http://{self.spec.host}:{self.spec.port}"
 
     @property
     def pid(self) -> int | None:
@@ -95,6 +84,11 @@ class Server:
         """True while the server's first process lives."""
         return self._process is not None and self._process.alive
 
+    def settle(self) -> None:
+        """A broken connection is often the death of the server, and the notice of that comes a moment later."""
+        if self._process is not None:
+            self._process.wait(_NOTICE_SECONDS)
+
     def start(
         self,
         spawned: Callable[[int], None] = lambda _pid: None,
@@ -110,6 +104,8 @@ class Server:
         began = time.monotonic()
         environment = os.environ | self.backend.environment(self.spec)
         try:
+            if self.spec.scratch:
+                Path(self.spec.scratch).mkdir(parents=True, exist_ok=True)
             self._process = ServerProcess(self.argv, environment, self.log_path, self.log_path.parent)
         except ProgramError as error:
             raise self.failure(Phase.LAUNCH, str(error)) from error
@@ -125,7 +121,9 @@ class Server:
             self._await_health(began, waiting)
             phase = Phase.READY
             self._check_listener()
-            self._check_model()
+            self._set_up()
+            if wrong := self.ask_model():
+                raise self.failure(Phase.READY, wrong)
             self._first_token()
         except MoegpuError:
             raise
@@ -141,7 +139,7 @@ class Server:
         while not health.ready:
             if not self._process.alive:
                 raise self.failure(Phase.LOAD if answered else Phase.LAUNCH, self.death())
-            if (answer := self._get(self.backend.health_path)) is not None:
+            if (answer := self.get(self.backend.health_path)) is not None:
                 answered = True
                 health = self.backend.read_health(*answer)
             waited = time.monotonic() - began
@@ -152,14 +150,6 @@ class Server:
                 raise self._broken(Phase.LOAD, cause, state)
             if not health.ready:
                 self._process.wait(_POLL_SECONDS)
-
-    def _get(self, path: str) -> Answer | None:
-        """Send a GET; None when nobody answers, or as soon as the process is dead: its answer may hang for ever."""
-        asked = self._control.ask(path)
-        while not asked.wait(_WATCH_SECONDS):
-            if not self.alive:
-                return None
-        return asked.answer()
 
     def death(self) -> str:
         """Say why the process is gone, in the words of its log where these are known."""
@@ -199,73 +189,27 @@ class Server:
             cause = f"port {self.spec.port} is held by pid {owner.pid} ({name}), which this run did not start"
             raise self.failure(Phase.READY, cause)
 
-    def _check_model(self) -> None:
-        if self.backend.props_path is None:
-            return
-        body = parsed(self._get(self.backend.props_path))
-        if body is None:
-            self.notes.append(f"{self.backend.props_path} did not answer: the model served is not confirmed")
-            return
-        self.served = self.backend.read_props(body)
-        if self.served.name is not None and self.served.name != self.spec.model_name:
-            cause = f"ready for another model: serves {self.served.name!r}, wanted {self.spec.model_name!r}"
-            raise self.failure(Phase.READY, cause)
+    def _set_up(self) -> None:
+        """Run what makes the model known to the server, in the start's own folder."""
+        for command in self.backend.setup(self.spec):
+            for name, content in command.files.items():
+                (Path(self.spec.scratch) / name).write_text(content, encoding="utf-8")
+            said = run_setup(
+                command.argv, os.environ | command.environment, self.spec.scratch, self.limits.ready_seconds
+            )
+            if said:
+                raise self.failure(Phase.READY, said)
 
     def _first_token(self) -> None:
         seconds = min(_FIRST_TOKEN_SECONDS, self.limits.request_seconds)
         answer = self.chat(ChatRequest(prompt="Say hello.", max_tokens=1), RequestKind.READY, "ready", timeout=seconds)
         if answer.error is not None or answer.first_token is None:
-            health = self._get(self.backend.health_path)
+            health = self.get(self.backend.health_path)
             state = f"health {health[0]}" if health else "health does not answer"
             what = answer.error or "the answer held no token"
             if not self.alive:
                 raise self.failure(Phase.READY, self.death())
             raise self._broken(Phase.READY, f"healthy, but it does not generate: {what} ({state})", state)
-
-    def chat(
-        self,
-        request: ChatRequest,
-        kind: RequestKind,
-        name: str,
-        *,
-        timeout: float | None = None,
-        expect: Sequence[str] = (),
-        fill: float | None = None,
-        depth: float | None = None,
-    ) -> RequestRecord:
-        """Send one streamed request and record it. Errors are in the record, never raised."""
-        result = self._client.stream(
-            self.backend.chat_path,
-            self.backend.request(self.spec, request),
-            timeout if timeout is not None else self.limits.request_seconds,
-        )
-        if result.error is not None and self._process is not None:
-            # A broken connection is often the death of the server, and the notice of that comes a moment later.
-            self._process.wait(_NOTICE_SECONDS)
-        return record(
-            kind=kind,
-            name=name,
-            sent=result.sent,
-            status=result.status,
-            events=parse_events(result.chunks),
-            read_event=self.backend.read_event,
-            finished=result.finished,
-            error=result.error,
-            body_text=result.body_text,
-            prompt=request.prompt,
-            expect=tuple(expect),
-            wanted_output_tokens=request.max_tokens if request.ignore_eos else None,
-            fill=fill,
-            depth=depth,
-            client_lag=result.client_lag,
-        )
-
-    def metrics(self) -> dict[str, float]:
-        """Return the server's own counters; empty where it has none or does not answer."""
-        if self.backend.metrics_path is None:
-            return {}
-        answer = self._control.get(self.backend.metrics_path)
-        return self.backend.read_metrics(answer[1]) if answer is not None and answer[0] == 200 else {}
 
     def log_facts(self) -> LogFacts:
         """Read the log as far as it is written: its beginning, where loading is described, and its end."""
@@ -300,4 +244,10 @@ class Server:
     def stop(self) -> StopReport:
         """End the server and everything it started. Safe to call more than once, and before `start`."""
         self.stopped = True
-        return self._process.stop() if self._process else StopReport(exit_code=None)
+        try:
+            grace = self.backend.stop_seconds
+            return self._process.stop(grace) if self._process else StopReport(exit_code=None)
+        finally:
+            if self.spec.scratch:
+                # It may hold a copy of the model.
+                shutil.rmtree(self.spec.scratch, ignore_errors=True)

@@ -214,7 +214,7 @@ class Session:
         """Build a server of a scenario, not started, and its number, which also names its log."""
         self._starts[scenario.name] += 1
         number = self._starts[scenario.name]
-        spec = self.target.launch(scenario)
+        spec = self.target.launch(scenario, self.bundle.scratch(scenario.name, number))
         return Server(self.target.backend, spec, scenario.limits, self.bundle.log_path(scenario.name, number)), number
 
     def live(self, name: str) -> Server:

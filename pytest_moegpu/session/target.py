@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from pytest_moegpu.backends import get_backend
 from pytest_moegpu.backends.base import Backend, EngineVersion
@@ -17,25 +14,19 @@ from pytest_moegpu.core.units import format_bytes
 from pytest_moegpu.errors import DeviceError, ProbeError, UserError
 from pytest_moegpu.host.control import free_port
 from pytest_moegpu.host.emulated import EmulatedProbe
-from pytest_moegpu.host.fetch import fetch_model
 from pytest_moegpu.host.hostmem import HostProbe
-from pytest_moegpu.host.modelfile import facts_of, model_file, read_gguf
 from pytest_moegpu.host.nvmlprobe import NvmlProbe
 from pytest_moegpu.host.probe import Probe
 from pytest_moegpu.host.recording import Origin
-from pytest_moegpu.host.stack import find_program, program_output
+from pytest_moegpu.host.stack import program_output
 from pytest_moegpu.options import Options
+from pytest_moegpu.session.chosen import EMBEDDED, choose_model, choose_program, program_checksum
 from pytest_moegpu.session.progress import Progress
 from pytest_moegpu.session.server import new_key
 
 __all__ = ["EMBEDDED", "Target", "open_probe", "resolve"]
 
-EMBEDDED = "embedded"
-"""Value of `program` that stands for the llama.cpp server inside the xllamacpp wheel."""
-_EMBEDDED_ARGV = (sys.executable, "-m", "pytest_moegpu.host.embedded_server")
 _HOST = "127.0.0.1"
-_MODEL_VARIABLE = "MOEGPU_MODEL"
-_GENERAL_ANSWERS = "qwen3.6-35b-a3b"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +59,7 @@ class Target:
         for scenario in self.scenarios:
             if scenario.name == name:
                 return scenario
-        return self.load(name)
+        return _tried(self, self.load(name))
 
     @property
     def origin(self) -> Origin:
@@ -81,18 +72,23 @@ class Target:
             versions=self.versions,
         )
 
-    def launch(self, scenario: Scenario) -> LaunchSpec:
+    def launch(self, scenario: Scenario, scratch: str = "") -> LaunchSpec:
         """Return what a server of this scenario is started with: a port that is free now, and a key of its own."""
+        capabilities = [gpu.compute_capability for gpu in self.gpus if gpu.compute_capability is not None]
         return LaunchSpec(
             program=self.program,
             model_path=self.file.path,
             model_name=self.model.name,
             settings=scenario.settings,
             host=_HOST,
-            port=free_port(_HOST),
+            port=free_port(_HOST, self.backend.last_port),
             api_key=new_key(),
             devices=tuple(gpu.cuda_name for gpu in self.gpus if gpu.cuda_name is not None),
             device_kind=self.profile.gpu.kind,
+            model_format=self.file.format,
+            scratch=scratch,
+            compute_capability=min(capabilities, key=_version, default=None),
+            container=scenario.container,
         )
 
     @property
@@ -128,33 +124,54 @@ def resolve(options: Options, progress: Progress) -> Target:
     backend = get_backend(options.backend or profile.backend)
     probe, gpus = open_probe(profile, options.devices, options.emulate_bytes)
     try:
-        program = _program(options, profile, backend)
+        program = choose_program(options, profile, backend)
         versions = probe.versions()
         engine = backend.read_version(program_output(backend.version_argv(program)))
-        model, file = _model(options, catalog, profile, progress)
+        model, file = choose_model(options, catalog, profile, backend, progress)
 
         def load(name: str) -> Scenario:
             return _scenario(catalog, name, profile, model, backend)
 
         scenarios = tuple(load(name) for name in names)
+        target = Target(
+            profile=profile,
+            scenarios=scenarios,
+            backend=backend,
+            program=program,
+            engine=engine,
+            model=model,
+            file=file,
+            probe=probe,
+            gpus=gpus,
+            versions=versions,
+            program_sha256=program_checksum(program),
+            load=load,
+            restricted=bool(options.scenarios),
+        )
+        for scenario in scenarios:
+            # Settings that the backend cannot express are told now, and not when the GPU is already in use.
+            _tried(target, scenario)
     except BaseException:
         probe.close()
         raise
-    return Target(
-        profile=profile,
-        scenarios=scenarios,
-        backend=backend,
-        program=program,
-        engine=engine,
-        model=model,
-        file=file,
-        probe=probe,
-        gpus=gpus,
-        versions=versions,
-        program_sha256=_checksum(program),
-        load=load,
-        restricted=bool(options.scenarios),
-    )
+    return target
+
+
+def _tried(target: Target, scenario: Scenario) -> Scenario:
+    """Have the backend write the command line once.
+
+    Raises:
+        UserError: It cannot; the message names the scenario.
+    """
+    try:
+        target.backend.argv(target.launch(scenario))
+    except UserError as error:
+        raise UserError(f"scenario {scenario.name}: {error}") from error
+    return scenario
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".") if part.isdigit())
 
 
 def open_probe(
@@ -235,45 +252,6 @@ def _expected(profile: Profile) -> str:
     want = profile.gpu
     names = " or ".join(want.names) or "any GPU"
     return f"{want.count} x {names} with at least {format_bytes(want.memory_bytes)}"
-
-
-def _program(options: Options, profile: Profile, backend: Backend) -> tuple[str, ...]:
-    ways = (
-        ("--moegpu-server", options.server),
-        (backend.program_variable, os.environ.get(backend.program_variable)),
-        (f"program of profile {profile.name}", profile.program),
-    )
-    if options.server == EMBEDDED or (options.server is None and profile.program == EMBEDDED):
-        return _EMBEDDED_ARGV
-    return (find_program(backend.program, ways, os.environ.get("PATH")),)
-
-
-def _checksum(program: tuple[str, ...]) -> str | None:
-    """Return the start of the SHA-256 of a server program; None for the embedded server, whose program is Python."""
-    return None if program == _EMBEDDED_ARGV else hashlib.sha256(Path(program[0]).read_bytes()).hexdigest()[:12]
-
-
-def _model(options: Options, catalog: Catalog, profile: Profile, progress: Progress) -> tuple[ModelFacts, ModelFile]:
-    """Take the model file from the option, the environment, the profile, or the source of the profile's model."""
-    known = {model.name: model for model in catalog.models()}
-    # The variable stands in for a file that cannot be fetched; a profile whose model can be keeps its own.
-    variable = os.environ.get(_MODEL_VARIABLE) if known[profile.model].source is None else None
-    given = options.model or variable or profile.model_path
-    if given and given not in known:
-        path = Path(given).expanduser()
-        gguf = read_gguf(path)
-        facts = catalog.match_model(gguf.architecture, gguf.layers, gguf.embedding, gguf.vocabulary)
-        if facts is None:
-            # Questions any capable model answers; without a margin for this one, a few misses accuse nobody.
-            facts = replace(facts_of(gguf), known_answers=known[_GENERAL_ANSWERS].known_answers)
-        return facts, model_file(path)
-    facts = known[given] if given else catalog.model(profile.model)
-    if facts.source is None:
-        raise UserError(
-            f"profile {profile.name} serves {facts.title}, whose file is not fetched for you: give it with "
-            f"--moegpu-model=/path/to/file.gguf, in {_MODEL_VARIABLE}, or as `model_path` in a profile of your own"
-        )
-    return facts, model_file(fetch_model(facts, options.offline, say=progress.line))
 
 
 def _scenario(catalog: Catalog, name: str, profile: Profile, model: ModelFacts, backend: Backend) -> Scenario:

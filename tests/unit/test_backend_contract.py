@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
 
 from pytest_moegpu.backends import BACKENDS, get_backend
-from pytest_moegpu.backends.base import Backend, ChatRequest, Delta, EngineVersion, ServedModel
+from pytest_moegpu.backends.base import Backend, ChatRequest, Delta, EngineVersion, Load, ServedModel, StreamFormat
 from pytest_moegpu.core.evidence import LogFacts
+from pytest_moegpu.core.flags import MEANINGS
 from pytest_moegpu.core.model import DeviceKind, LaunchSpec, Settings
 from pytest_moegpu.errors import UserError
 
@@ -37,6 +39,13 @@ def backend(request: pytest.FixtureRequest) -> Backend:
     return get_backend(request.param)
 
 
+def written(backend: Backend, spec: LaunchSpec) -> str:
+    """Everything that a start is told: command line, variables, and what is set up afterwards."""
+    setup = backend.setup(spec)
+    words = [*backend.argv(spec), *backend.environment(spec).values()]
+    return "\n".join([*words, *(word for each in setup for word in (*each.argv, *each.files.values()))])
+
+
 def test_its_name_is_that_of_its_row() -> None:
     assert {name: make().name for name, make in BACKENDS.items()} == {name: name for name in BACKENDS}
 
@@ -57,19 +66,62 @@ def test_program_and_paths(backend: Backend) -> None:
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("kind", list(DeviceKind))
 def test_argv(backend: Backend, settings: Settings, kind: DeviceKind) -> None:
-    argv = backend.argv(replace(SPEC, settings=settings, device_kind=kind))
+    spec = replace(SPEC, settings=settings, device_kind=kind, model_format=backend.model_formats[0])
+    try:
+        argv = backend.argv(spec)
+    except UserError as error:
+        # What a scenario asks for by meaning is done or refused, and the plain one is never refused.
+        assert settings is not SPEC.settings
+        assert re.match(r"settings\.\w+: ", str(error))
+        return
     assert isinstance(argv, tuple)
     assert all("\0" not in word for word in argv)
     assert argv[: len(SPEC.program)] == SPEC.program
-    assert {SPEC.model_path, SPEC.host, str(SPEC.port)} <= set(argv)
-    assert argv == backend.argv(replace(SPEC, settings=settings, device_kind=kind))
+    told = written(backend, spec)
+    assert all(word in told for word in (SPEC.model_path, SPEC.host, str(SPEC.port), str(settings.context)))
+    assert all(flag in argv for flag in settings.extra_flags)
+    assert argv == backend.argv(spec)
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
-def test_the_key_is_never_on_the_command_line(backend: Backend, settings: Settings) -> None:
-    spec = replace(SPEC, settings=settings)
+def test_the_key_is_never_on_the_command_line(backend: Backend) -> None:
+    spec = replace(SPEC, model_format=backend.model_formats[0])
     assert KEY not in " ".join(backend.argv(spec))
-    assert KEY in backend.environment(spec).values()
+    assert (KEY in backend.environment(spec).values()) is backend.takes_key
+
+
+def test_it_uses_the_devices_of_the_run_and_no_others(backend: Backend) -> None:
+    assert backend.environment(SPEC)["CUDA_VISIBLE_DEVICES"] == "1"
+    assert backend.environment(SPEC)["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert "CUDA_VISIBLE_DEVICES" not in backend.environment(replace(SPEC, devices=()))
+
+
+def test_its_flags_have_known_meanings_and_one_each(backend: Backend) -> None:
+    assert set(backend.meanings) <= set(MEANINGS)
+    spellings = [name for names in backend.meanings.values() for name in names]
+    assert all(name.startswith("-") or name == "model" for name in spellings)
+    assert not set(spellings) & set(backend.not_flags)
+
+
+def test_what_it_says_about_itself(backend: Backend) -> None:
+    assert backend.install_hint
+    assert backend.model_formats
+    assert 1024 < backend.last_port <= 65_535
+    assert 0 < backend.stop_seconds <= 60
+
+
+def test_no_counters_are_no_load(backend: Backend) -> None:
+    assert backend.read_load({}) == Load()
+
+
+def test_a_help_text_that_says_nothing_has_no_flags(backend: Backend) -> None:
+    for output in ("", "Segmentation fault", "usage: x\n\n"):
+        assert backend.read_help(output) == ()
+
+
+def test_only_a_refusal_that_speaks_of_length_is_one(backend: Backend) -> None:
+    assert not backend.is_too_long(200, "")
+    assert not backend.is_too_long(500, "internal error")
+    assert not backend.is_too_long(404, "no such model")
 
 
 def test_environment_is_text(backend: Backend) -> None:
@@ -121,17 +173,25 @@ def test_request_is_json_streamed_and_with_usage(backend: Backend, chat: ChatReq
     body = backend.request(SPEC, chat)
     assert json.loads(json.dumps(body)) == body
     assert body["stream"] is True
-    assert body["stream_options"] == {"include_usage": True}
+    if backend.stream_format is StreamFormat.SSE:
+        assert body["stream_options"] == {"include_usage": True}
     assert KEY not in json.dumps(body)
     assert chat.prompt in json.dumps(body, ensure_ascii=False).replace("\\n", "\n").replace("\\u0000", "\0")
 
 
 def test_a_role_delta_is_empty(backend: Backend) -> None:
+    if backend.stream_format is not StreamFormat.SSE:
+        assert backend.read_event('{"message": {"role": "assistant", "content": ""}, "done": false}') == Delta()
+        return
     data = json.dumps({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
     assert backend.read_event(data) == Delta()
 
 
 def test_text_usage_and_error_are_read(backend: Backend) -> None:
+    if backend.stream_format is not StreamFormat.SSE:
+        assert backend.read_event('{"message": {"content": "Hi"}, "done": false}').text == "Hi"
+        assert backend.read_event('{"error": "no"}').error == "no"
+        return
     assert backend.read_event('{"choices":[{"index":0,"delta":{"content":"Hi"}}]}').text == "Hi"
     usage = backend.read_event('{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2}}').usage
     assert usage is not None

@@ -43,7 +43,7 @@ def edited(text: str, old: str, new: str) -> str:
         ("context = 2048", "context = -1", "settings.context: -1 is not allowed"),
         ("context = 2048", "context = 2048\nslots = 0", "settings.slots: 0 is not allowed"),
         ("context = 2048", "context = 2048\nkv_cache = 'q8_O'", "settings.kv_cache: 'q8_O' is not allowed (did you"),
-        ("context = 2048", "context = 2048\nkv_cache = 'int8'", "one of f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0"),
+        ("context = 2048", "context = 2048\nkv_cache = 'int9'", "one of f32, f16, bf16, fp8_e4m3, fp8_e5m2, int8"),
         ("context = 2048", "context = 2048\nflash_attention = true", "settings.flash_attention: True is not allowed;"),
         ("context = 2048", "context = 2048\ngpu_layers = 'al'", "settings.gpu_layers: 'al' is not allowed: write"),
         ("context = 2048", "context = 2048\nthinking = 'no'", "settings.thinking: 'no' is not allowed: write true or"),

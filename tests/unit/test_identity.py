@@ -72,12 +72,26 @@ def test_a_variable_that_acts_on_the_engine_counts_as_a_flag() -> None:
 
 
 def test_every_setting_counts() -> None:
-    got = build(settings=Settings(context=8192, extra_flags=("--mmap", "a b"), threads=8, gpu_layers=0))
+    later = {
+        "memory_share": 0.9,
+        "cpu_expert_layers": 4,
+        "host_weights_bytes": 2**30,
+        "mmap": False,
+        "prefill_chunk": 512,
+        "cuda_graphs": False,
+    }
+    got = build(settings=Settings(context=8192, extra_flags=("--mmap", "a b"), threads=8, gpu_layers=0, **later))  # type: ignore[arg-type]
     assert {k for k in got if k.startswith("settings.")} == {f"settings.{f.name}" for f in fields(Settings)}
     assert got["settings.extra_flags"] == "--mmap 'a b'"
     assert got["settings.threads"] == "8"
     assert got["settings.gpu_layers"] == "0"
     assert got["settings.prefix_cache"] == "on"
+
+
+def test_a_setting_that_came_later_is_left_out_while_it_is_not_used() -> None:
+    """Baselines from before have no such key, and must stay comparable."""
+    assert "settings.memory_share" not in build()
+    assert build(settings=Settings(context=8192, mmap=False))["settings.mmap"] == "off"
 
 
 def test_settings_left_open_say_what_that_means() -> None:

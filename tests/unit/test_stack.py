@@ -32,16 +32,16 @@ class TestFindProgram:
     def test_option_then_variable_then_path(self, tmp_path: Path) -> None:
         given, named, found = (program(tmp_path / folder) for folder in ("a", "b", "c"))
         search = str(found.parent)
-        assert find_program("llama-server", ways(str(given), str(named)), search) == str(given)
-        assert find_program("llama-server", ways(None, str(named)), search) == str(named)
-        assert find_program("llama-server", ways("", ""), search) == str(found)
-        assert find_program("llama-server", (), search) == str(found)
+        assert find_program("llama-server", ways(str(given), str(named)), search) == (str(given),)
+        assert find_program("llama-server", ways(None, str(named)), search) == (str(named),)
+        assert find_program("llama-server", ways("", ""), search) == (str(found),)
+        assert find_program("llama-server", (), search) == (str(found),)
 
     def test_a_bare_name_is_looked_up_and_made_absolute(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         other = program(tmp_path, "my-server")
-        assert find_program("llama-server", ways("my-server"), str(tmp_path)) == str(other)
+        assert find_program("llama-server", ways("my-server"), str(tmp_path)) == (str(other),)
         monkeypatch.chdir(tmp_path)
-        assert find_program("llama-server", ways("./my-server"), "") == str(other)
+        assert find_program("llama-server", ways("./my-server"), "") == (str(other),)
 
     def test_a_wrong_option_is_not_healed_by_the_path(self, tmp_path: Path) -> None:
         program(tmp_path)

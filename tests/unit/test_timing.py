@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_moegpu.core.evidence import RequestKind, RequestRecord, StreamEvent
+from pytest_moegpu.core.evidence import RequestKind, RequestRecord, StreamEvent, TokenChoice
 from pytest_moegpu.core.timing import (
     decode_rate,
     decode_seconds,
@@ -39,6 +39,7 @@ class FakeDelta:
     finish_reason: str | None = None
     usage: FakeUsage | None = None
     error: str | None = field(default=None)
+    choices: tuple[TokenChoice, ...] = ()
 
 
 def read_event(data: str) -> FakeDelta:

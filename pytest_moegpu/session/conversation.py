@@ -1,0 +1,124 @@
+"""The conversation with a server that runs: chat, description, counters, health. How it came to run is another's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pytest_moegpu.backends.base import Backend, ChatRequest, ServedModel, StreamFormat
+from pytest_moegpu.core.evidence import RequestKind, RequestRecord
+from pytest_moegpu.core.model import LaunchSpec, Limits
+from pytest_moegpu.core.ndjson import parse_lines
+from pytest_moegpu.core.timing import parse_events, record
+from pytest_moegpu.host.client import StreamClient
+from pytest_moegpu.host.control import Answer, Control, parsed
+
+__all__ = ["Conversation"]
+
+_WATCH_SECONDS = 0.02
+_PARSERS = {StreamFormat.SSE: parse_events, StreamFormat.NDJSON: parse_lines}
+_BEGIN_WITH = "Begin your answer with these words and go on from there:"
+
+
+class Conversation:
+    """Talks to the server of a launch. `served` is what it said about its model when it was asked last."""
+
+    def __init__(self, backend: Backend, spec: LaunchSpec, limits: Limits) -> None:
+        self.backend = backend
+        self.spec = spec
+        self.limits = limits
+        self.served = ServedModel()
+        self.notes: list[str] = []
+        self._control = Control(spec.host, spec.port, spec.api_key)
+        self._client = StreamClient(spec.host, spec.port, spec.api_key)
+
+    @property
+    def url(self) -> str:
+        """Base address, without a path."""
+        return f"http://{self.spec.host}:{self.spec.port}"
+
+    @property
+    def alive(self) -> bool:
+        """False once it is known that nobody will answer any more."""
+        return True
+
+    def settle(self) -> None:
+        """Wait a moment after a broken request, for whoever can tell by then whether the server lives."""
+
+    def ask_model(self) -> str:
+        """Ask which model is served; return why it is the wrong one, or an empty text."""
+        if self.backend.props_path is None:
+            return ""
+        body = parsed(self.get(self.backend.props_path))
+        if body is None:
+            self.notes.append(f"{self.backend.props_path} did not answer: the model served is not confirmed")
+            return ""
+        self.served = self.backend.read_props(body)
+        if self.served.name is not None and self.served.name != self.spec.model_name:
+            return f"ready for another model: serves {self.served.name!r}, wanted {self.spec.model_name!r}"
+        return ""
+
+    def get(self, path: str) -> Answer | None:
+        """Send a GET; None when nobody answers, or as soon as the process is dead: its answer may hang for ever."""
+        asked = self._control.ask(path)
+        while not asked.wait(_WATCH_SECONDS):
+            if not self.alive:
+                return None
+        return asked.answer()
+
+    def chat(
+        self,
+        request: ChatRequest,
+        kind: RequestKind,
+        name: str,
+        *,
+        timeout: float | None = None,
+        expect: Sequence[str] = (),
+        fill: float | None = None,
+        depth: float | None = None,
+    ) -> RequestRecord:
+        """Send one streamed request and record it. Errors are in the record, never raised."""
+        if request.prefill and not self.backend.continues_prefill:
+            request = replace(request, prompt=f"{request.prompt}\n{_BEGIN_WITH} {request.prefill}", prefill="")
+        result = self._client.stream(
+            self.backend.chat_path,
+            self.backend.request(self.spec, request),
+            timeout if timeout is not None else self.limits.request_seconds,
+        )
+        if result.error is not None:
+            self.settle()
+        return record(
+            kind=kind,
+            name=name,
+            sent=result.sent,
+            status=result.status,
+            events=_PARSERS[self.backend.stream_format](result.chunks),
+            read_event=self.backend.read_event,
+            finished=result.finished,
+            error=result.error,
+            body_text=result.body_text,
+            prompt=request.prompt,
+            expect=tuple(expect),
+            wanted_output_tokens=request.max_tokens if request.ignore_eos and self.backend.ignores_eos else None,
+            fill=fill,
+            depth=depth,
+            client_lag=result.client_lag,
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """Return the server's own counters; empty where it has none or does not answer."""
+        if self.backend.metrics_path is None:
+            return {}
+        answer = self._control.get(self.backend.metrics_path)
+        return self.backend.read_metrics(answer[1]) if answer is not None and answer[0] == 200 else {}
+
+    def health_at_end(self) -> str:
+        """Return an empty text when the server is still healthy, else what its health says now.
+
+        An engine can die behind a front that lives on: vLLM's answers 503 from then on, and its process stays.
+        """
+        answer = self.get(self.backend.health_path)
+        if answer is None:
+            return "health does not answer"
+        health = self.backend.read_health(*answer)
+        return "" if health.ready else f"health says {'loading' if health.loading else health.detail}"
