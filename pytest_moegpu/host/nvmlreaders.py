@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from struct import Struct
 from typing import Any
 
 __all__ = ["Memory", "memory_reader", "number_reader"]
@@ -16,6 +17,9 @@ __all__ = ["Memory", "memory_reader", "number_reader"]
 Memory = tuple[int | None, int | None, int | None]
 """Used, free and reserved bytes."""
 
+# Reserved, free and used of v2, behind version and total; total (not used here), free and used of v1.
+_SIZES_V2 = Struct("=16xQQQ")
+_SIZES_V1 = Struct("=QQQ")
 _ONES_64 = 0xFFFF_FFFF_FFFF_FFFF
 
 
@@ -32,12 +36,17 @@ def memory_reader(binding: Any, handle: Any, slow: Callable[[], Memory], *, v2: 
     if call is None:
         return slow
     info = binding.c_nvmlMemory_v2_t(version=binding.nvmlMemory_v2) if v2 else binding.c_nvmlMemory_t()
-    place = ctypes.byref(info)
+    place, ones = ctypes.byref(info), _ONES_64
+    # All sizes in one step, since each access to a field of a ctypes struct costs as much as this.
+    unpack = _SIZES_V2.unpack_from if v2 else _SIZES_V1.unpack_from
 
     def read() -> Memory:
         if call(handle, place):
             return slow()
-        return _given(info.used), _given(info.free), _given(info.reserved) if v2 else None
+        reserved, free, used = unpack(info)
+        if used == ones or free == ones or reserved == ones:
+            return _given(used), _given(free), _given(reserved) if v2 else None
+        return used, free, reserved if v2 else None
 
     return read
 

@@ -185,10 +185,10 @@ class Sampler:
             return self._gap if self._count > 1 else None
 
     def _run(self) -> None:
+        # Three readings in four ask for memory alone; beside that, every step of this loop counts.
         read, clock, stopping = self._probe.read, self._clock, self._stopping.is_set
-        interval = self._probe.interval_seconds
-        began = time.monotonic()
-        tick, hurried = 0, False
+        interval, monotonic, sleep = self._probe.interval_seconds, time.monotonic, time.sleep
+        due, hurried = monotonic(), False
         while not stopping():
             now = clock()
             try:
@@ -200,22 +200,28 @@ class Sampler:
                 self._keep(_unforeseen(f"the {self._probe.name} probe", error))
                 return
             self._add(now, reading)
-            spent = time.monotonic() - began
-            behind = int(spent / interval)
-            hurried = behind > tick and not hurried
-            tick = behind if hurried else max(tick, behind) + 1
-            time.sleep(max(0.0, tick * interval - spent))
+            due += interval
+            left = due - monotonic()
+            if left <= 0:
+                due += -left // interval * interval
+                hurried = not hurried
+                if hurried:
+                    continue
+                due += interval
+                left = due - monotonic()
+            hurried = False
+            sleep(max(0.0, left))
 
     def _add(self, now: float, reading: tuple[Sample, ...]) -> None:
-        host, self._host_reading = self._host_reading, None
-        if host is not None:
+        if self._host_reading is not None:
+            host, self._host_reading = self._host_reading, None
             reading = _with_host(reading, host)
         with self._lock:
             self._readings.append(reading)
-            if self._count:
-                self._gap = max(self._gap, now - self._last)
-            else:
-                self._first = now
+            if not self._count:
+                self._first = self._last = now
+            if now - self._last > self._gap:
+                self._gap = now - self._last
             self._last = now
             self._count += 1
 
