@@ -20,6 +20,8 @@ __all__ = ["Sampler"]
 
 _HOST_EVERY_SECONDS = 0.25
 _SWITCH_SECONDS = 0.0005
+_QUIET_AFTER_SECONDS = 1.0
+_QUIET_STRETCH = 1.3
 
 
 class _Switching:
@@ -50,6 +52,9 @@ _switching = _Switching()
 class Sampler:
     """One sampling of one start. Reads every `probe.interval_seconds`, from `start` to `stop`.
 
+    Once memory has stood still for a second, and no phase has begun, the interval is 1.3 times as long: for NVML 100
+    readings a second become 77, and what is held for 20 ms is still between two readings that see it.
+
     Readings are due at start + n intervals: a late one does not move those after it. One that took longer than its
     interval costs the ones it covered; a single one follows at once, so that nothing is unseen for much longer than it
     took, and never a burst. The thread stops at the first error and keeps it in `error`.
@@ -78,6 +83,7 @@ class Sampler:
         self._host_reading: tuple[int | None, int] | None = None
         self._lock = threading.Lock()
         self._phase: str = Phase.PREFLIGHT
+        self._stirred = False
         self._readings: list[tuple[Sample, ...]] = []
         self._count = 0
         self._first = self._last = self._gap = 0.0
@@ -123,6 +129,7 @@ class Sampler:
     def enter(self, phase: str) -> None:
         """Put `phase` on every reading that begins from now on."""
         self._phase = phase
+        self._stirred = True
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -189,6 +196,8 @@ class Sampler:
         read, clock, stopping = self._probe.read, self._clock, self._stopping.is_set
         interval, monotonic, sleep = self._probe.interval_seconds, time.monotonic, time.sleep
         due, hurried = monotonic(), False
+        moved = due
+        before: list[int | None] = []
         while not stopping():
             now = clock()
             try:
@@ -200,14 +209,18 @@ class Sampler:
                 self._keep(_unforeseen(f"the {self._probe.name} probe", error))
                 return
             self._add(now, reading)
-            due += interval
+            used = [sample.used_bytes for sample in reading]
+            if used != before or self._stirred:
+                moved, before, self._stirred = due, used, False
+            step = interval if due - moved < _QUIET_AFTER_SECONDS else interval * _QUIET_STRETCH
+            due += step
             left = due - monotonic()
             if left <= 0:
-                due += -left // interval * interval
+                due += -left // step * step
                 hurried = not hurried
                 if hurried:
                     continue
-                due += interval
+                due += step
                 left = due - monotonic()
             hurried = False
             sleep(max(0.0, left))

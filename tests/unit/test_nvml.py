@@ -114,7 +114,7 @@ class TestReading:
             given = [n for n, sample in enumerate(samples) if getattr(sample, name) is not None]
             assert given == list(range(0, 52, 4)), name
         assert all(sample.used_bytes == 0 for sample in samples)
-        assert fake.calls["nvmlDeviceGetCurrPcieLinkWidth"] == 3
+        assert fake.calls["nvmlDeviceGetCurrPcieLinkWidth"] == 1
         assert fake.calls["nvmlDeviceGetTotalEnergyConsumption"] == 1
 
     def test_the_energy_counter_is_read_as_a_phase_begins_and_after_its_time(

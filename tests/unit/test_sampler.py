@@ -223,6 +223,46 @@ class TestSchedule:
     ) -> None:
         assert self.sampled(monkeypatch, Timer(), *[0.013] * 5)[0] == [0, 1.3, 3, 4.3, 6]
 
+    def test_it_reads_less_often_once_nothing_has_moved_for_a_second(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        found, _ = self.sampled(monkeypatch, Timer(), *[0.001] * 110)
+        steps = [round(after - before, 6) for before, after in itertools.pairwise(found)]
+        # To the reading: what a second is, is a sum of hundredths.
+        assert steps[:99] == [1.0] * 99
+        assert steps[-7:] == [1.3] * 7
+
+    def test_a_phase_that_begins_has_it_read_often_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        made: list[Sampler] = []
+        moments: list[float] = []
+
+        def read(moment: float, phase: str) -> Reading:
+            timer.now += 0.001
+            moments.append(round((moment - 50.0) / 0.01, 6))
+            if len(moments) == 106:
+                made[0].enter("decode")
+            return ProbeError("the end of the script") if len(moments) == 110 else 1
+
+        timer = Timer()
+        monkeypatch.setattr("pytest_moegpu.host.sampler.time", timer)
+        made.append(Sampler(FakeProbe(read, interval_seconds=0.01), clock=timer.monotonic))
+        made[0].start()
+        _join()
+        steps = [round(after - before, 6) for before, after in itertools.pairwise(moments)]
+        assert steps[-6:] == [1.3, 1.3, 1.0, 1.0, 1.0, 1.0]
+
+    def test_memory_that_moves_is_read_often_without_end(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        left = list(range(150))
+
+        def read(moment: float, phase: str) -> Reading:
+            timer.now += 0.001
+            return left.pop() if left else ProbeError("the end of the script")
+
+        timer = Timer()
+        monkeypatch.setattr("pytest_moegpu.host.sampler.time", timer)
+        sampler = Sampler(FakeProbe(read, interval_seconds=0.01), clock=timer.monotonic)
+        sampler.start()
+        _join()
+        assert [round((s.time - 50.0) / 0.01, 6) for s in sampler.samples] == list(range(150))
+
     def test_no_gap_without_two_readings_of_the_thread(self, monkeypatch: pytest.MonkeyPatch) -> None:
         _, sampler = self.sampled(monkeypatch, Timer(), 0.001)
         assert (sampler.gap(), sampler.rate()) == (None, None)
