@@ -60,7 +60,7 @@ class Nothing:
 class LikeNvml:
     """Calls foreign code as often and as long as NVML readings were measured to: 6 µs for memory, 2 µs for the rest.
 
-    Memory at every reading, two values at every fourth, six at every twenty-fifth.
+    Memory at every reading, one value at every fourth and at every eighth, five at every fiftieth.
     """
 
     name = "like nvml"
@@ -76,7 +76,7 @@ class LikeNvml:
         """Make the calls and return a sample."""
         self._reads += 1
         self._call(self._buffer, 0, self._long)
-        for _ in range((2 if self._reads % 4 == 0 else 0) + (6 if self._reads % 25 == 0 else 0)):
+        for _ in range(sum(count for every, count in ((4, 1), (8, 1), (50, 5)) if self._reads % every == 0)):
             self._call(self._buffer, 0, self._short)
         return (Sample(time=time, phase=phase, device=0, used_bytes=1, reserved_bytes=2, free_bytes=3),)
 

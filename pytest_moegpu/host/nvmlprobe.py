@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from pytest_moegpu.core.evidence import DeviceProcess
 from pytest_moegpu.core.health import DeviceHealth
@@ -17,9 +18,10 @@ from pytest_moegpu.host.selection import Found, select
 
 __all__ = ["ENERGY_SECONDS", "NvmlProbe"]
 
-# A little less than four and twenty-five intervals, so that a reading that comes early does not cost a whole turn.
+# A little less than four, eight and fifty intervals, so that a reading that comes early does not cost a whole turn.
 _OFTEN_SECONDS = 0.035
-_SELDOM_SECONDS = 0.245
+_CLOCK_SECONDS = 0.075
+_SELDOM_SECONDS = 0.495
 ENERGY_SECONDS = 10.0
 """The energy counter takes 2 to 13 ms a reading on an H200, a thousand times what the others take."""
 _ONES_32 = 0xFFFF_FFFF
@@ -28,12 +30,12 @@ _ONES_32 = 0xFFFF_FFFF
 class NvmlProbe:
     """Reads NVIDIA devices. A field the driver does not give, or gives as all ones, is None.
 
-    Made to be read every 10 ms. Memory is in every reading. Event reasons and SM clock are read again when 35 ms have
-    passed, so in every fourth reading; memory clock, utilisation, power, temperature and PCIe link, which change slowly
-    or cost more, when 245 ms have passed, so in every twenty-fifth. The energy counter is read when the phase
-    changes that the caller gives, and when `energy_seconds` have passed: prefill and decode, which take turns and are
-    told apart afterwards, have the driver's own readings of power. In between a field is None, never an older
-    value. Readings that lie further apart have every field.
+    Made to be read every 10 ms. Memory is in every reading. Event reasons are read again when 35 ms have passed, so in
+    every fourth reading, the SM clock in every eighth, and memory clock, utilisation, power, temperature and PCIe
+    generation, which change slowly or cost more, in every fiftieth. The energy counter and the width of the link are
+    read when the phase changes that the caller gives, and when `energy_seconds` have passed: prefill and decode, which
+    take turns and are told apart afterwards, have the driver's own readings of power. In between a field is None, never
+    an older value. Readings that lie further apart have every field.
 
     `memory_version` is `nvml-v2` when every device has it; with `nvml-v1` `used_bytes` contains what the driver keeps
     for itself. A GPU in MIG mode is read by its instances; what NVML does not give for an instance is None in readings,
@@ -62,7 +64,7 @@ class NvmlProbe:
     ) -> None:
         self._followed: int | None = None
         self._energy_seconds = energy_seconds
-        self._often_at = self._seldom_at = self._energy_at = -math.inf
+        self._often_at = self._clock_at = self._seldom_at = self._energy_at = -math.inf
         self._plain_until = -math.inf
         self._phase = ""
         self._nvml = Nvml()
@@ -115,8 +117,11 @@ class NvmlProbe:
         often = abs(time - self._often_at) >= _OFTEN_SECONDS
         seldom = abs(time - self._seldom_at) >= _SELDOM_SECONDS
         energy = phase != self._phase or abs(time - self._energy_at) >= self._energy_seconds
+        clock = abs(time - self._clock_at) >= _CLOCK_SECONDS
         if often:
             self._often_at = time
+        if clock:
+            self._clock_at = time
         if seldom:
             self._seldom_at = time
         if energy:
@@ -127,7 +132,7 @@ class NvmlProbe:
         # Memory of all first: the others take milliseconds now and then, and one stamp stands for all devices.
         memory = [self._readers[device.index].memory() for device in self._devices]
         return tuple(
-            self._read(device, sizes, time, phase, often, seldom, energy)
+            self._read(device, sizes, time, phase, _Due(often, clock, seldom, energy))
             for device, sizes in zip(self._devices, memory, strict=True)
         )
 
@@ -180,12 +185,10 @@ class NvmlProbe:
             cuda_name=device.uuid if self._by_uuid or device.parent else str(device.index),
         )
 
-    def _read(
-        self, device: Found, sizes: Memory, time: float, phase: str, often: bool, seldom: bool, energy: bool
-    ) -> Sample:
+    def _read(self, device: Found, sizes: Memory, time: float, phase: str, due: _Due) -> Sample:
         nvml, readers = self._nvml, self._readers[device.index]
         used, free, reserved = sizes
-        load = nvml.ask(device, "nvmlDeviceGetUtilizationRates") if seldom else None
+        load = nvml.ask(device, "nvmlDeviceGetUtilizationRates") if due.seldom else None
         return Sample(
             time=time,
             phase=phase,
@@ -193,17 +196,17 @@ class NvmlProbe:
             used_bytes=used,
             reserved_bytes=reserved,
             free_bytes=free,
-            sm_clock_mhz=readers.sm_clock() if often else None,
-            memory_clock_mhz=readers.memory_clock() if seldom else None,
-            event_reasons=readers.event_reasons() if often else None,
+            sm_clock_mhz=readers.sm_clock() if due.clock else None,
+            memory_clock_mhz=readers.memory_clock() if due.seldom else None,
+            event_reasons=readers.event_reasons() if due.often else None,
             utilisation=None if load is None or load.gpu > 100 else load.gpu / 100,
-            power_watts=_thousandths(readers.power()) if seldom else None,
-            energy_joules=nvml.energy(device) if energy else None,
-            temperature_c=nvml.temperature(device) if seldom else None,
+            power_watts=_thousandths(readers.power()) if due.seldom else None,
+            energy_joules=nvml.energy(device) if due.energy else None,
+            temperature_c=nvml.temperature(device) if due.seldom else None,
             # No link has generation or width 0: where a virtual machine shows that, it is not known.
-            pcie_generation=(readers.pcie_generation() or None) if seldom else None,
+            pcie_generation=(readers.pcie_generation() or None) if due.seldom else None,
             # Never changes between two looks, and the driver takes five times as long for it as for the others.
-            pcie_width=(readers.pcie_width() or None) if energy else None,
+            pcie_width=(readers.pcie_width() or None) if due.energy else None,
         )
 
     def _health(self, device: Found) -> DeviceHealth:
@@ -241,6 +244,15 @@ class NvmlProbe:
             DeviceProcess(pid=pid, device=device.index, name=_comm(pid), used_bytes=size)
             for pid, size in (*used.items(), *((0, size) for size in nameless))
         ]
+
+
+class _Due(NamedTuple):
+    """What a reading shall have beside memory."""
+
+    often: bool
+    clock: bool
+    seldom: bool
+    energy: bool
 
 
 class _Readers:
