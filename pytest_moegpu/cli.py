@@ -1,12 +1,14 @@
 """`moegpu`: what is done with runs and baselines outside pytest. One function per verb.
 
-Exit codes: 0 good, 1 worse (`compare`) , 2 something is wrong with the input or no answer is possible, 3 wrong usage.
+Exit codes: 0 good, 1 worse (`compare`) or wrong (`check-launch`), 2 something is wrong with the input or no answer is
+possible, 3 wrong usage.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -81,6 +83,21 @@ def _check_baselines(args: argparse.Namespace) -> int:
     return code
 
 
+def _check_launch(args: argparse.Namespace) -> int:
+    from pytest_moegpu.core.launchcheck import as_json, as_text
+    from pytest_moegpu.errors import UserError
+    from pytest_moegpu.session.launchcheck import check_line
+
+    words = args.command[1:] if args.command[:1] == ["--"] else args.command
+    try:
+        report = check_line(words, args.gpu)
+    except UserError as error:
+        print(f"moegpu check-launch: {error}", file=sys.stderr)
+        return _USAGE
+    print(json.dumps(as_json(report), ensure_ascii=False, indent=1) if args.json else as_text(report))
+    return 1 if report.problems else 0
+
+
 VERBS = {
     "show": _show,
     "compare": _compare,
@@ -88,6 +105,7 @@ VERBS = {
     "doctor": _doctor,
     "watch": _watch,
     "check-baselines": _check_baselines,
+    "check-launch": _check_launch,
 }
 
 
@@ -105,6 +123,32 @@ def _add_watch(verb: argparse.ArgumentParser) -> None:
         "--device", action="append", default=[], metavar="GPU", help="index or UUID of a GPU; may be repeated"
     )
     verb.add_argument("--replay", type=Path, metavar="FILE", help="telemetry file of a run to show instead")
+
+
+def _add_check_launch(verb: argparse.ArgumentParser) -> None:
+    verb.formatter_class = argparse.RawDescriptionHelpFormatter
+    verb.description = (
+        "Holds a command line against the flags of the program that it starts, and writes the line that does what was\n"
+        "meant. Exit code 0: nothing wrong, 1: something wrong, 3: no known server in it."
+    )
+    verb.epilog = "example:\n  moegpu check-launch --gpu 8.6 -- llama-server -m model.gguf --max-model-len 6144"
+    verb.add_argument("--json", action="store_true", help="write JSON")
+    verb.add_argument(
+        "--gpu", type=_capability, metavar="X.Y", help="compute capability of the GPU it is for, such as 8.6"
+    )
+    verb.add_argument(
+        "command",
+        nargs=argparse.REMAINDER,
+        metavar="-- COMMAND",
+        help="the command line: its words behind --, or all of it as one text in quotes",
+    )
+
+
+def _capability(text: str) -> str:
+    major, _, minor = text.partition(".")
+    if not (major.isdecimal() and minor.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a compute capability: write it as 8.6")
+    return text
 
 
 def _pid(text: str) -> int:
@@ -154,6 +198,8 @@ def parser() -> argparse.ArgumentParser:
     )
 
     _add_watch(verbs.add_parser("watch", help="show what the sampler sees of GPUs and a server, live"))
+
+    _add_check_launch(verbs.add_parser("check-launch", help="say what is wrong with the command line of a server"))
 
     check = verbs.add_parser("check-baselines", help="read every baseline below a folder and name what is damaged")
     check.add_argument("folder", type=Path)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pytest_moegpu.core.verdict import Verdict
     from pytest_moegpu.run import Run
     from pytest_moegpu.session.chat import ChatClient
-    from pytest_moegpu.session.server import Server
+    from pytest_moegpu.session.serving import AnyServer
 
 __all__ = [
     "moegpu_client",
@@ -56,7 +56,7 @@ def moegpu_scenario(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def moegpu_server(request: pytest.FixtureRequest, moegpu_scenario: str) -> Server:
+def moegpu_server(request: pytest.FixtureRequest, moegpu_scenario: str) -> AnyServer:
     """A live server of the scenario: url, spec.api_key, pid, served, log_path. Shared until another scenario's turn.
 
     A server that does not come up fails the test with phase, cause and the last lines of its log.
@@ -65,7 +65,7 @@ def moegpu_server(request: pytest.FixtureRequest, moegpu_scenario: str) -> Serve
 
 
 @pytest.fixture
-def moegpu_client(moegpu_server: Server) -> ChatClient:
+def moegpu_client(moegpu_server: AnyServer) -> ChatClient:
     """Ask the live server: `moegpu_client("question", max_tokens=32)` returns text, TTFT, decode rate and usage."""
     from pytest_moegpu.session.chat import ChatClient
 

@@ -16,6 +16,8 @@ __all__ = ["LIST", "Options", "add_options", "catalog_folders", "tells_only", "w
 
 LIST = "list"
 _FOLDER = ".moegpu/runs"
+_STARTS = 3
+_MOST_STARTS = 7
 # Options with which pytest prints something and runs no test.
 _TELLING = ("help", "version", "markers", "showfixtures", "show_fixtures_per_test", "cacheshow")
 _HELP_RUN = "folder for run bundles (default .moegpu/runs below the rootdir; ini moegpu_runs)"
@@ -28,13 +30,14 @@ class Options:
 
     profile: str
     scenarios: tuple[str, ...] = ()
+    attach: str | None = None
     backend: str | None = None
     server: str | None = None
     model: str | None = None
     devices: tuple[str, ...] = ()
     emulate_bytes: int | None = None
-    starts: int = 3
-    max_starts: int = 7
+    starts: int = _STARTS
+    max_starts: int = _MOST_STARTS
     level: int = 3
     gate: bool = False
     varying: str | None = None
@@ -55,7 +58,12 @@ class Options:
         """
         profile = wanted_profile(config)
         assert profile is not None
+        attach = config.getoption("moegpu_attach")
+        if attach is not None:
+            _refuse_beside_attach(config)
         starts, most = config.getoption("moegpu_starts"), config.getoption("moegpu_max_starts")
+        if starts is None:
+            starts = _STARTS if attach is None else 1
         if starts < 1:
             raise UserError(f"--moegpu-starts={starts}: at least 1 server start is needed to measure anything")
         if most is not None and most < starts:
@@ -76,13 +84,14 @@ class Options:
         return cls(
             profile=profile,
             scenarios=_words(config.getoption("moegpu_scenario")),
+            attach=attach,
             backend=config.getoption("moegpu_backend"),
             server=config.getoption("moegpu_server"),
             model=config.getoption("moegpu_model"),
             devices=_words(config.getoption("moegpu_device")),
             emulate_bytes=emulated,
             starts=starts,
-            max_starts=max(starts, 7) if most is None else most,
+            max_starts=1 if attach is not None else max(starts, _MOST_STARTS) if most is None else most,
             level=config.getoption("moegpu_level"),
             gate=config.getoption("moegpu_gate"),
             varying=varying,
@@ -94,6 +103,25 @@ class Options:
             runs_given=bool(runs),
             command=("pytest", *config.invocation_params.args) if _plain(config) else ("pytest",),
         )
+
+
+def _refuse_beside_attach(config: pytest.Config) -> None:
+    """Make sure that nothing is asked of an attached server that only a started one can give.
+
+    Raises:
+        UserError: Something is; says why it cannot be.
+    """
+    starts, most = config.getoption("moegpu_starts"), config.getoption("moegpu_max_starts")
+    asked = {
+        "--moegpu-server": (config.getoption("moegpu_server"), "no program is started"),
+        "--moegpu-starts": (starts if starts != 1 else None, "it was started once, by somebody else"),
+        "--moegpu-max-starts": (most if most != 1 else None, "it was started once, by somebody else"),
+        "--moegpu-gate": (config.getoption("moegpu_gate"), "an attached server has no baseline"),
+        "--moegpu-emulate-vram": (config.getoption("moegpu_emulate_vram"), "its memory is taken already"),
+    }
+    for option, (value, why) in asked.items():
+        if value:
+            raise UserError(f"{option} with --moegpu-attach: {why}; leave one of them away")
 
 
 def wanted_profile(config: pytest.Config) -> str | None:
@@ -158,16 +186,25 @@ def add_options(parser: pytest.Parser) -> None:
     add = group.addoption
     add("--moegpu", action="append", metavar="PROFILE", help="measure this machine as PROFILE; 'list' names them all")
     add("--moegpu-scenario", action="append", metavar="NAME", help="only these scenarios (repeat or a,b)")
-    add("--moegpu-backend", metavar="NAME", help="backend instead of the profile's")
+    add(
+        "--moegpu-attach",
+        metavar="URL",
+        help="measure the server that runs at http://host:port instead of starting one; its key goes by MOEGPU_API_KEY",
+    )
+    add("--moegpu-backend", metavar="NAME", help="backend instead of the profile's (with --moegpu-attach: openai)")
     add("--moegpu-server", metavar="PROGRAM", help="server program (else the backend's variable, or PATH)")
-    add("--moegpu-model", metavar="FILE|NAME", help="model file, or the name of a model (also by MOEGPU_MODEL)")
+    add(
+        "--moegpu-model",
+        metavar="FILE|NAME",
+        help="model file, or the name of a model (also by MOEGPU_MODEL); with --moegpu-attach the name it is served as",
+    )
     add("--moegpu-device", action="append", metavar="GPU", help="GPU by index or UUID (repeat or a,b)")
     add(
         "--moegpu-emulate-vram",
         metavar="SIZE",
         help="rehearse a card of this memory (as 24GiB) on a larger GPU: the rest is held; never a baseline",
     )
-    add("--moegpu-starts", type=int, default=3, metavar="N", help="server starts per scenario (default 3)")
+    add("--moegpu-starts", type=int, metavar="N", help=f"server starts per scenario (default {_STARTS})")
     add(
         "--moegpu-max-starts",
         type=int,

@@ -85,6 +85,19 @@ def _specs(items: list[pytest.Item]) -> dict[pytest.Item, Spec]:
     return {item: spec for item in ours if (spec := read(item)) is not None}
 
 
+def _leave_out(config: pytest.Config, items: list[pytest.Item], run: Run) -> None:
+    """Drop tests of the plugin's own suites that have nothing to judge: they would fail for what nobody asked."""
+    names = set(run.session.target.not_judged) if run.own_suites else set()
+    if out := [item for item in items if names & {item.path.stem.removeprefix("test_"), _metric(item)}]:
+        config.hook.pytest_deselected(items=out)
+        items[:] = [item for item in items if item not in out]
+
+
+def _metric(item: pytest.Item) -> str:
+    callspec = getattr(item, "callspec", None)
+    return str(callspec.params.get("metric", "")) if callspec is not None else ""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Check every marker; without a profile, skip marked tests, all with the same reason."""
@@ -95,6 +108,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         raise pytest.UsageError(str(error)) from error
     if run is not None:
         run.select(items, specs)
+        _leave_out(config, items, run)
         return
     for item in specs:
         item.add_marker(pytest.mark.skip(reason=markers.SKIP_REASON))

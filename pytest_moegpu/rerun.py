@@ -19,6 +19,7 @@ def rerun_line(item: pytest.Item, scenario: str, options: Options, keyword: str,
         words.append(f"{item.path}::{item.nodeid.partition('::')[2].partition('[')[0]}")
     words += [f"--moegpu={options.profile}", f"--moegpu-scenario={scenario}"]
     given = {
+        "--moegpu-attach": options.attach,
         "--moegpu-backend": options.backend,
         "--moegpu-server": options.server,
         "--moegpu-model": options.model,

@@ -27,7 +27,7 @@ from pytest_moegpu.specs import Spec, named_scenarios, read
 from pytest_moegpu.terminal import TerminalProgress, real_stdout
 
 if TYPE_CHECKING:
-    from pytest_moegpu.session.server import Server
+    from pytest_moegpu.session.serving import AnyServer
 
 __all__ = ["Run", "list_profiles"]
 
@@ -135,7 +135,7 @@ class Run:
 
     # Judging
 
-    def live(self, scenario: str) -> Server:
+    def live(self, scenario: str) -> AnyServer:
         """Return a live server, or fail the test with phase, cause and log."""
         try:
             return self.session.live(scenario)

@@ -63,7 +63,13 @@ ONLY_IN_FILE = {
     "httptools": "host/client.py",
     "uvloop": "host/client.py",
 }
-STANDARD_LIBRARY_ONLY = ("host/supervisor.py", "host/proctree.py", "host/boundedlog.py", "host/ballast.py")
+STANDARD_LIBRARY_ONLY = (
+    "host/supervisor.py",
+    "host/proctree.py",
+    "host/boundedlog.py",
+    "host/ballast.py",
+    "host/ending.py",
+)
 
 FOR_TYPES_ONLY = {("errors", "core")}
 """What may be imported only under TYPE_CHECKING: an exception carries a record, but imports nothing to do so."""

@@ -5,13 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pytest_moegpu.backends.base import Backend
+from pytest_moegpu.backends.fastllm import FastLlm
 from pytest_moegpu.backends.llamacpp import LlamaCpp
+from pytest_moegpu.backends.mlx import Mlx
+from pytest_moegpu.backends.ollama import Ollama
+from pytest_moegpu.backends.openai import OpenAi
+from pytest_moegpu.backends.sglang import SgLang
+from pytest_moegpu.backends.vllm import Vllm
 from pytest_moegpu.errors import UserError, nearest
 
 __all__ = ["BACKENDS", "get_backend"]
 
 BACKENDS: dict[str, Callable[[], Backend]] = {
+    "fastllm": FastLlm,
     "llamacpp": LlamaCpp,
+    "mlx": Mlx,
+    "ollama": Ollama,
+    "openai": OpenAi,
+    "sglang": SgLang,
+    "vllm": Vllm,
 }
 
 

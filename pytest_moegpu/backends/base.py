@@ -81,22 +81,30 @@ class EngineVersion:
 
 @dataclass(frozen=True, kw_only=True)
 class Health:
-    """What a health answer means: `ready`, still `loading`, or neither (then `detail` says what)."""
+    """What a health answer means: `ready`, still `loading`, or neither (then `detail` says what).
+
+    `dead` when it says that it will never be ready: the engine behind a front that lives on has ended.
+    """
 
     ready: bool
     loading: bool = False
+    dead: bool = False
     detail: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServedModel:
-    """Which model a server says it serves, with how much context per slot, and how many tokens its KV cache holds."""
+    """Which model a server says it serves, with how much context per slot, and how many tokens its KV cache holds.
+
+    `gpu_share` is the share of one of the model, by its bytes, that the server says is on a GPU.
+    """
 
     name: str | None = None
     path: str | None = None
     context: int | None = None
     slots: int | None = None
     kv_tokens: int | None = None
+    gpu_share: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +145,7 @@ class Backend(Protocol):
 
     @property
     def program(self) -> str:
-        """Executable looked for on PATH."""
+        """Executable looked for on PATH; empty for a server that can only be attached to."""
 
     @property
     def program_variable(self) -> str:
@@ -166,6 +174,14 @@ class Backend(Protocol):
     @property
     def continues_prefill(self) -> bool:
         """Whether `ChatRequest.prefill` is continued; else it is said in the prompt how the answer should begin."""
+
+    @property
+    def gives_logprobs(self) -> bool:
+        """Whether it gives log-probabilities in a stream when asked; else it is never asked."""
+
+    @property
+    def limits_context(self) -> bool:
+        """Whether it has a limit to the context; else no prompt is too long for it."""
 
     @property
     def takes_key(self) -> bool:

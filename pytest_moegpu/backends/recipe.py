@@ -24,7 +24,9 @@ _MOST_LINES = 10
 _MOST_DETAIL = 200
 _SERIES = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{.*\})? (\S+)", re.MULTILINE)
 _TOO_LONG = re.compile(
-    r"context length|context size|maximum context|context window|too long|exceeds? the available context", re.IGNORECASE
+    r"context length|maximum allowed length|context size|maximum context|context window|too long|"
+    r"exceeds? the available context",
+    re.IGNORECASE,
 )
 
 
@@ -37,6 +39,8 @@ class Recipe:
     stream_format = StreamFormat.SSE
     ignores_eos = True
     continues_prefill = True
+    gives_logprobs = True
+    limits_context = True
     takes_key = True
     last_port = LAST_PORT
     stop_seconds = 10.0

@@ -9,6 +9,7 @@ from typing import Any
 
 from pytest_moegpu.catalog import values as v
 from pytest_moegpu.core.model import (
+    Container,
     DeviceKind,
     GpuRequirement,
     KnownAnswer,
@@ -20,6 +21,7 @@ from pytest_moegpu.core.model import (
     Settings,
     Workload,
 )
+from pytest_moegpu.core.runner import runner_kind
 from pytest_moegpu.core.verdict import METRICS
 from pytest_moegpu.errors import CatalogError, UserError, nearest
 
@@ -134,6 +136,14 @@ SCENARIOS: Table = {
             "cuda_graphs": Key(v.boolean),
         },
         optional=False,
+    ),
+    "container": Sub(
+        {
+            "image": Key(v.text, required=True),
+            "runner": Key(v.words),
+            "program": Key(v.words),
+            "flags": Key(v.listed(v.text)),
+        }
     ),
     "workload": Sub(
         {
@@ -282,7 +292,14 @@ def scenario_of(read: Mapping[str, Any]) -> Scenario:
         limits=Limits(**read.get("limits", {})),
         model=read.get("model"),
         backend=read.get("backend"),
+        container=_container_of(read["container"]) if "container" in read else None,
     )
+
+
+def _container_of(read: Mapping[str, Any]) -> Container:
+    container = Container(**read)
+    runner_kind(container.runner)
+    return container
 
 
 def model_of(read: Mapping[str, Any]) -> ModelFacts:

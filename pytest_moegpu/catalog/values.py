@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Callable
 
 from pytest_moegpu.core.kvcache import KV_WORDS
@@ -30,6 +31,7 @@ __all__ = [
     "text",
     "version",
     "whole",
+    "words",
 ]
 
 Reader = Callable[[object], object]
@@ -61,6 +63,14 @@ def text(value: object) -> str:
     if not isinstance(value, str) or not value.strip():
         raise UserError(f"{value!r} is not a text: write some words in quotes")
     return value
+
+
+def words(value: object) -> tuple[str, ...]:
+    """Read a command: words as a shell would split them, stored as a tuple."""
+    try:
+        return tuple(shlex.split(text(value)))
+    except ValueError as error:
+        raise UserError(f"{value!r} is not a command: {error}") from error
 
 
 def boolean(value: object) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_moegpu.checks import context, memory, offload, output, preflight, stability, throughput
+from pytest_moegpu.checks import context, crosscheck, memory, offload, output, preflight, stability, throughput
 from pytest_moegpu.checks.base import Check
 from pytest_moegpu.core.evidence import Part
 from pytest_moegpu.errors import UserError, nearest
@@ -70,6 +70,14 @@ CHECKS: dict[str, Check] = {
             level=2,
             needs=frozenset({Part.THROUGHPUT, Part.OUTPUT}),
             judge=throughput.judge,
+        ),
+        Check(
+            name="crosscheck",
+            title="the same answer without a server, when asked for",
+            rank=7,
+            level=3,
+            needs=frozenset({Part.OUTPUT}),
+            judge=crosscheck.judge,
         ),
     )
 }

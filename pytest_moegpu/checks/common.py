@@ -42,6 +42,7 @@ _SCOPE: dict[str, tuple[Phase, RequestKind | None]] = {
     "preflight": (Phase.PREFLIGHT, None),
     "offload": (Phase.READY, None),
     "output": (Phase.OUTPUT, RequestKind.ANSWER),
+    "crosscheck": (Phase.OUTPUT, RequestKind.ANSWER),
     "throughput": (Phase.DECODE, RequestKind.THROUGHPUT),
     "context": (Phase.CONTEXT, RequestKind.CONTEXT),
     # Memory tells of a fault at the stop by itself, beside the peak, which such a fault does not spoil.

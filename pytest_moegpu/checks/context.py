@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from statistics import median
 
+from pytest_moegpu.checks.beyond import judge_beyond
+from pytest_moegpu.checks.capacity import judge_served_context
 from pytest_moegpu.checks.common import broken, grouped, nothing, quote, with_log
 from pytest_moegpu.checks.doubts import median_lag, throttled, too_late, valid
 from pytest_moegpu.checks.output import contains
@@ -47,11 +49,13 @@ class _Said:
 def judge(evidence: Evidence, scenario: Scenario, profile: Profile) -> tuple[Verdict, ...]:
     """Judge every fill of the context over all depths and starts, one verdict each.
 
-    A start that broke at a long context gives a verdict of its own, beside those of the fills that were asked.
+    A start that broke at a long context gives a verdict of its own, beside those of the fills that were asked; so do a
+    server that allows less context than was asked for, and the prompt longer than the context.
     """
     fault = broken(evidence, scenario, "context")
+    served = judge_served_context(evidence, scenario)
     if fault is not None and fault.phase is not Phase.CONTEXT:
-        return (fault,)
+        return (*served, fault)
     context = scenario.settings.context
     wanted = () if fault else scenario.workload.context_fills
     # Keyed by tokens: the share of a whole number of tokens is not exactly the share that was asked for.
@@ -64,7 +68,8 @@ def judge(evidence: Evidence, scenario: Scenario, profile: Profile) -> tuple[Ver
     short = None if speed is None else speed.median
     doubts = valid(evidence, scenario, profile, "decode")
     verdicts = tuple(_judge_fill(tokens, asked[tokens], short, scenario, doubts) for tokens in sorted(asked))
-    return verdicts if fault is None else (fault, *verdicts)
+    broke = () if fault is None else (fault,)
+    return (*served, *broke, *verdicts, *judge_beyond(evidence, scenario))
 
 
 def _judge_fill(
@@ -133,6 +138,8 @@ def _refused(said: _Said, asked: list[_Asked]) -> None:
 
 
 def _too_long(record: RequestRecord) -> bool:
+    if record.too_long:
+        return True
     error = (record.error or "").casefold()
     refused = record.status == _BAD_REQUEST or error.startswith(f"http {_BAD_REQUEST}")
     return refused and "context" in error

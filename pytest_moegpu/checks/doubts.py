@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from statistics import median
 
 from pytest_moegpu.checks import offload
+from pytest_moegpu.checks.capacity import preempted
 from pytest_moegpu.checks.clocks import clock_drops, slowdowns
 from pytest_moegpu.checks.common import grouped, quote, reached, shared_with, start_median
 from pytest_moegpu.checks.findings import DECODE, PROMPT, SPEEDS, Finding, Weight, told
@@ -55,7 +56,8 @@ def valid(evidence: Evidence, scenario: Scenario, profile: Profile, metric: str 
         if finding.weight is not Weight.NOTE and (metric in finding.concerns if metric else finding.concerns)
     )
     placed = offload.judge(evidence, scenario, profile)
-    unknown = tuple(v.reason for v in placed if v.outcome is Outcome.INCONCLUSIVE)
+    # Where an attached server has its model is not known, and does not change what its speed is.
+    unknown = () if evidence.attached else tuple(v.reason for v in placed if v.outcome is Outcome.INCONCLUSIVE)
     return (*unknown, *said, *machine)
 
 
@@ -101,6 +103,8 @@ def _doubts(start: StartEvidence, workload: Workload) -> Iterator[_Doubt]:
     yield from _lag_doubts(start)
     if shared := shared_with(start):
         yield SPEEDS, shared
+    if said := preempted(start):
+        yield SPEEDS, said
 
 
 def _prompt_doubts(answered: list[RequestRecord], workload: Workload) -> Iterator[_Doubt]:

@@ -138,7 +138,7 @@ def _of_application(message: KernelMessage, owner: _Owner, start: StartEvidence)
     named = start.failure is not None and (start.failure.out_of_memory or start.failure.kind != "")
     if stopping or named or owner is _Owner.OTHER:
         return Weight.NOTE
-    harmed = _ended_by_itself(start) or any(request.error is not None for request in start.requests)
+    harmed = _ended_by_itself(start) or any(r.error is not None and not r.too_long for r in start.requests)
     return Weight.FAULT if harmed and owner is not _Owner.UNSURE else Weight.DOUBT
 
 

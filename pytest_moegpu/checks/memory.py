@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from pytest_moegpu.checks.capacity import judge_kv_cache, kv_line, kv_notes
 from pytest_moegpu.checks.common import broken, broken_start, grouped, is_host_device, reached, shared_with, with_log
 from pytest_moegpu.checks.hardware import LOADED_PHASES
 from pytest_moegpu.checks.spill import host_line, judge_spill
@@ -39,8 +40,29 @@ def judge(evidence: Evidence, scenario: Scenario, profile: Profile) -> tuple[Ver
     """Judge the peak against the budget, the return to the idle reading after every start, and what was spilled.
 
     The return is judged after broken starts too. A fault at the stop is told there, as ERROR, and does not hide the
-    peak. Whether host memory took what the device had no room for has a verdict only where there is something to say.
+    peak. Whether host memory took what the device had no room for has a verdict only where there is something to say;
+    so has a KV cache that is smaller than the context. Of a server that was there before nothing but that is known.
     """
+    kv = judge_kv_cache(evidence, scenario)
+    if evidence.attached and broken(evidence, scenario, "memory") is None:
+        return (*kv, _not_known(evidence, scenario))
+    return (*kv, *_measured(evidence, scenario, profile))
+
+
+def _not_known(evidence: Evidence, scenario: Scenario) -> Verdict:
+    return Verdict(
+        outcome=Outcome.INCONCLUSIVE,
+        check="memory",
+        scenario=scenario.name,
+        subject="memory",
+        phase=Phase.PREFLIGHT,
+        reason=f"attached to {evidence.attached}, which was there before: what the device held without it is not known",
+        lines=(("next", "leave this check away: -k 'not memory'"),),
+        more={"value": "not known"},
+    )
+
+
+def _measured(evidence: Evidence, scenario: Scenario, profile: Profile) -> tuple[Verdict, ...]:
     fault = broken(evidence, scenario, "memory")
     spilled, notes = (None, ()) if fault else judge_spill(reached(evidence, "memory"), evidence, scenario, profile)
     peak = fault or _peak(evidence, scenario, profile, notes)
@@ -96,9 +118,15 @@ def _peak(evidence: Evidence, scenario: Scenario, profile: Profile, notes: tuple
         lines=(
             ("peak", f"start {start.number}, phase {phase}"),
             *_parts(start.log, profile.gpu.kind),
+            *kv_line(start, scenario.settings),
             *(host_line(starts) if on_gpu else ()),
         ),
-        findings=(*(doubts if over else ()), *notes, *(_gaps(starts) if on_gpu else ())),
+        findings=(
+            *(doubts if over else ()),
+            *notes,
+            *kv_notes(starts, scenario.settings),
+            *(_gaps(starts) if on_gpu else ()),
+        ),
     )
     return with_log(verdict, start)
 

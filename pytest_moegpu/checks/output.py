@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from pytest_moegpu.checks.common import broken, quote, reached, with_log
+from pytest_moegpu.checks.nearties import contradiction, near_tie_lines, not_greedy, undecided, witness_lines
 from pytest_moegpu.core.evidence import Evidence, Phase, RequestKind, RequestRecord, StartEvidence
+from pytest_moegpu.core.margins import is_witness
 from pytest_moegpu.core.model import Profile, Scenario
 from pytest_moegpu.core.text import Finding, TextVerdict, examine
 from pytest_moegpu.core.text import verdict as text_verdict
@@ -18,6 +21,9 @@ _MIN_QUESTIONS = 3
 
 # A broken kernel misses nearly all questions; a healthy model that was never asked before may miss a few.
 _MOST = 0.5
+
+# A sound engine takes another way at a near-tie now and then; where it is more, a flat distribution looks the same.
+_MOST_UNDECIDED = 0.25
 
 _MIN_BEFORE_TRAIL = 20
 
@@ -52,32 +58,8 @@ def contains(text: str, expect: tuple[str, ...]) -> bool:
 
 
 def _known_answers(starts: tuple[StartEvidence, ...], scenario: Scenario, *, chosen: bool = False) -> Verdict:
-    sent = [(s, r) for s in starts for r in s.of_kind(RequestKind.ANSWER) if r.expect]
-    # Beside questions calibrated for the model, those without a margin are somebody's own, who judges them himself.
-    measured = not chosen and any(r.margin is not None for _, r in sent)
-    asked = [(s, r) for s, r in sent if r.margin is not None] if measured else sent
-    errors = [(s, r) for s, r in asked if r.error is not None]
-    missed = [(s, r) for s, r in asked if r.error is None and not contains(r.text, r.expect)]
-    cut = [(s, r) for s, r in missed if not r.text and r.reasoning and r.finish_reason == "length"]
-    wrong = [pair for pair in missed if pair not in cut]
-    right = len(asked) - len(errors) - len(missed)
-    questions = len({r.prompt for _, r in asked})
-    counts = f"{right} of {len(asked)} right"
-    outcome, failed_class, reason, culprit = Outcome.PASS, None, counts, None
-    calibrated = chosen or any(r.margin is not None for _, r in wrong)
-    accused = bool(wrong) and (calibrated or right < _MOST * (len(asked) - len(errors)))
-    if errors and (len(errors) > len(wrong) or not accused):
-        outcome, failed_class, culprit = Outcome.FAILED, FailedClass.STABILITY, errors[0]
-        reason = f"{counts}, {len(errors)} requests failed"
-    elif accused:
-        outcome, failed_class, reason, culprit = Outcome.FAILED, FailedClass.CORRECTNESS, counts, wrong[0]
-    elif wrong:
-        outcome, culprit = Outcome.INCONCLUSIVE, wrong[0]
-        reason = f"{counts}, but these questions were never calibrated for this model: a healthy one may miss some"
-    elif cut:
-        outcome, reason, culprit = Outcome.INCONCLUSIVE, f"{counts}, {len(cut)} cut off while reasoning", cut[0]
-    elif questions < _MIN_QUESTIONS and not chosen:
-        outcome, reason = Outcome.INCONCLUSIVE, f"too few: {questions} questions, at least {_MIN_QUESTIONS} needed"
+    said = _Answers.of(starts, chosen=chosen)
+    outcome, failed_class, reason, culprit = _graded(said, chosen=chosen)
     verdict = Verdict(
         outcome=outcome,
         check="output",
@@ -86,11 +68,120 @@ def _known_answers(starts: tuple[StartEvidence, ...], scenario: Scenario, *, cho
         phase=Phase.OUTPUT,
         reason=reason,
         failed_class=failed_class,
-        lines=() if culprit is None else _quoted(culprit),
-        findings=(*_others(wrong, errors, culprit), *_unjudged(sent, asked), *_differences(sent)),
-        more={"value": counts},
+        lines=(
+            *(() if culprit is None else _quoted(culprit)),
+            *near_tie_lines(pair for pair in said.undecided if pair is not culprit),
+            *witness_lines(said.witnesses),
+        ),
+        findings=(
+            *_others(said.wrong, said.errors, culprit),
+            *_unjudged(said.sent, said.asked),
+            *_differences(said.sent),
+            *_differences(said.witnesses),
+            *not_greedy(said.asked),
+            *_no_numbers(said),
+        ),
+        more={"value": said.counts},
     )
     return verdict if culprit is None else with_log(verdict, culprit[0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Answers:
+    """The answers of a run, sorted. `sent` are all with an expectation, `asked` those of them that are judged here.
+
+    `broken` have tokens whose log-probability is no number; `undecided` are wrong behind a near-tie, `cut` while the
+    model was still reasoning.
+    """
+
+    sent: list[_Asked]
+    asked: list[_Asked]
+    witnesses: list[_Asked]
+    errors: list[_Asked]
+    broken: list[_Asked]
+    wrong: list[_Asked]
+    undecided: list[_Asked]
+    cut: list[_Asked]
+
+    @classmethod
+    def of(cls, starts: tuple[StartEvidence, ...], *, chosen: bool) -> _Answers:
+        """Sort the answers of these starts; `chosen` when somebody chose the questions."""
+        given = [(s, r) for s in starts for r in s.of_kind(RequestKind.ANSWER) if r.expect]
+        witnesses = [(s, r) for s, r in given if is_witness(r.margin)]
+        sent = [pair for pair in given if pair not in witnesses]
+        # Beside questions calibrated for the model, those without a margin are somebody's own, who judges them himself.
+        measured = not chosen and any(r.margin is not None for _, r in sent)
+        asked = [(s, r) for s, r in sent if r.margin is not None] if measured else sent
+        missed = [(s, r) for s, r in asked if r.error is None and not contains(r.text, r.expect)]
+        cut = [(s, r) for s, r in missed if not r.text and r.reasoning and r.finish_reason == "length"]
+        undecided_ones = [pair for pair in missed if pair not in cut and undecided(pair[1])]
+        return cls(
+            sent=sent,
+            asked=asked,
+            witnesses=witnesses,
+            errors=[(s, r) for s, r in asked if r.error is not None],
+            broken=[(s, r) for s, r in (*asked, *witnesses) if r.error is None and r.logprobs_missing],
+            wrong=[pair for pair in missed if pair not in cut and pair not in undecided_ones],
+            undecided=undecided_ones,
+            cut=cut,
+        )
+
+    @property
+    def right(self) -> int:
+        """How many are right."""
+        return len(self.asked) - sum(map(len, (self.errors, self.wrong, self.undecided, self.cut)))
+
+    @property
+    def decided(self) -> int:
+        """How many different questions were judged, those behind a near-tie not counted."""
+        return len({r.prompt for s, r in self.asked if (s, r) not in self.undecided})
+
+    @property
+    def numbers_lost(self) -> bool:
+        """Whether it is a fault that log-probabilities are missing: beside others that are there, or a wrong answer."""
+        others = any(r.tightest is not None for _, r in self.asked)
+        return bool(self.broken) and (others or self.right < len(self.asked))
+
+    @property
+    def counts(self) -> str:
+        """Print how many are right, and how many undecided."""
+        ties = len(self.undecided)
+        return f"{self.right} of {len(self.asked)} right" + (f", {ties} near-tie{'s' * (ties > 1)}" if ties else "")
+
+
+def _graded(said: _Answers, *, chosen: bool) -> tuple[Outcome, FailedClass | None, str, _Asked | None]:
+    """Return outcome, class, reason and the answer to show."""
+    answered = len(said.asked) - len(said.errors)
+    calibrated = chosen or any(r.margin is not None for _, r in said.wrong)
+    accused = bool(said.wrong) and (calibrated or said.right < _MOST * answered)
+    lost = len(said.broken) if said.numbers_lost else 0
+    if said.errors and (len(said.errors) > len(said.wrong) or not (accused or lost)):
+        reason = f"{said.counts}, {len(said.errors)} requests failed"
+        return Outcome.FAILED, FailedClass.STABILITY, reason, said.errors[0]
+    if lost:
+        reason = f"{said.counts}, {lost} with tokens whose log-probability is no number: broken kernels"
+        return Outcome.FAILED, FailedClass.CORRECTNESS, reason, said.broken[0]
+    if accused:
+        return Outcome.FAILED, FailedClass.CORRECTNESS, said.counts, said.wrong[0]
+    if said.wrong:
+        why = "these questions were never calibrated for this model: a healthy one may miss some"
+        return Outcome.INCONCLUSIVE, None, f"{said.counts}, but {why}", said.wrong[0]
+    if said.cut:
+        return Outcome.INCONCLUSIVE, None, f"{said.counts}, {len(said.cut)} cut off while reasoning", said.cut[0]
+    ties = len(said.undecided)
+    if ties and (chosen or ties > _MOST_UNDECIDED * answered):
+        why = "a sound engine may go another way there, and a broken one as well"
+        return Outcome.INCONCLUSIVE, None, f"{said.counts}: {why}", said.undecided[0]
+    if said.decided < (1 if chosen else _MIN_QUESTIONS):
+        few = f"too few: {said.decided} questions, at least {_MIN_QUESTIONS} needed"
+        return Outcome.INCONCLUSIVE, None, few, None
+    return Outcome.PASS, None, said.counts, None
+
+
+def _no_numbers(said: _Answers) -> Iterator[str]:
+    """Note log-probabilities that an engine never gives as numbers, though its answers are right."""
+    if said.broken and not said.numbers_lost:
+        yield "note: the engine gives log-probabilities that are no numbers: near-ties cannot be seen"
 
 
 def _quoted(pair: _Asked) -> tuple[tuple[str, str], ...]:
@@ -101,6 +192,8 @@ def _quoted(pair: _Asked) -> tuple[tuple[str, str], ...]:
         ("prompt", quote(record.prompt)),
         ("expected", " or ".join(quote(word) for word in record.expect)),
         got,
+        *((("margin", said),) if (said := contradiction(record)) else ()),
+        *(near_tie_lines([pair]) if record.error is None and undecided(record) else ()),
     )
 
 

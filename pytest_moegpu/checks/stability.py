@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from pytest_moegpu.checks.beyond import died_of_it
 from pytest_moegpu.checks.clocks import clock_drops, harmful_reasons, reasons_unread, slowdowns
 from pytest_moegpu.checks.common import broken, grouped, quote, start_phrase, with_log
+from pytest_moegpu.checks.engine import engine_findings
 from pytest_moegpu.checks.findings import Finding, Weight, told
 from pytest_moegpu.checks.hardware import LOADED_PHASES, counter_findings, link_findings, power_limit_changes
 from pytest_moegpu.checks.kernel import device_fault, kernel_findings
@@ -31,7 +33,8 @@ def judge(evidence: Evidence, scenario: Scenario, profile: Profile) -> tuple[Ver
     """Judge the machine over all starts, broken ones included.
 
     FAILED (stability) for a fault of one of our devices: in the kernel log, in its counters, lost altogether, or an
-    uncorrectable memory error that ended the server; and FAILED (memory) when the kernel killed the server for want of
+    uncorrectable memory error that ended the server; for an engine that was dead behind a front that lived on, and for
+    a server that a too long prompt ended; and FAILED (memory) when the kernel killed the server for want of
     host memory. INCONCLUSIVE when clocks were held down by heat or hardware while something was measured, when clock or
     power limit were not the same all along, or when nothing of a GPU could be read. PASS says what was read; what was
     not is a finding. With clock event reasons alone a fault could not have been seen, and PASS says that.
@@ -85,7 +88,8 @@ def _failed(verdict: Verdict, evidence: Evidence, faults: list[Finding], doubts:
     said = told(faults)
     # The kernel's killing of a server is about the host's memory; beside a fault of the device it is the lesser news.
     failed_class = FailedClass.MEMORY if all(f.memory for f in faults) else FailedClass.STABILITY
-    broke = [s for s in evidence.starts if s.failure is not None and not _is_device_fault(s, evidence.gpus)]
+    told_of = [s for s in evidence.starts if _is_device_fault(s, evidence.gpus) or died_of_it(s)]
+    broke = [s for s in evidence.starts if s.failure is not None and s not in told_of]
     causes = grouped((s.number, f"the start broke: {s.failure.cause}") for s in broke if s.failure is not None)
     failed = replace(
         verdict,
@@ -102,6 +106,7 @@ def _failed(verdict: Verdict, evidence: Evidence, faults: list[Finding], doubts:
 def _findings(evidence: Evidence) -> Iterator[Finding]:
     starts, gpus = evidence.starts, evidence.gpus
     for start in starts:
+        yield from engine_findings(start)
         yield from _death(start, gpus)
         yield from kernel_findings(start, gpus)
     yield from counter_findings(starts)

@@ -12,7 +12,7 @@ from pytest_moegpu.checks.common import broken, grouped, reached, start_median, 
 from pytest_moegpu.checks.doubts import median_lag, valid
 from pytest_moegpu.checks.findings import Weight, told
 from pytest_moegpu.checks.hardware import MEASURED_PHASES
-from pytest_moegpu.checks.offload import layers_text
+from pytest_moegpu.checks.offload import placement
 from pytest_moegpu.checks.preflight import idle_doubt
 from pytest_moegpu.core.evidence import Evidence, Phase, RequestKind, RequestRecord, StartEvidence
 from pytest_moegpu.core.model import DeviceKind, Limits, Profile, Scenario
@@ -116,6 +116,8 @@ def _notes(evidence: Evidence, starts: tuple[StartEvidence, ...], profile: Profi
     requests = [r for s in starts for r in s.of_kind(RequestKind.THROUGHPUT) if r.error is None]
     if len(starts) == 1:
         yield "1 start: no spread known"
+    if evidence.attached:
+        yield "attached: how the server was started, and where it has the model, is not known"
     if any(r.token_source == "events" for r in requests):
         yield "tokens counted as stream events: an engine that sends several in one is faster than it seems"
     if any(r.cached_tokens is None for r in requests):
@@ -136,7 +138,7 @@ def _valid_facts(evidence: Evidence, starts: tuple[StartEvidence, ...], profile:
     if profile.gpu.kind is DeviceKind.GPU:
         if not evidence.preflight.processes and not idle_doubt(evidence, profile.gpu):
             yield "GPU idle before start"
-        yield layers_text(starts[0].log)
+        yield placement(starts[0])
     lags = [lag for s in starts if (lag := median_lag(s.of_kind(RequestKind.THROUGHPUT))) is not None]
     if lags:
         yield f"client lag {format_seconds(max(lags))}"

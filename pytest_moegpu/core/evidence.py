@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from pytest_moegpu.core.health import DeviceHealth, KernelLog, PhaseTelemetry
 from pytest_moegpu.core.model import Gpu, Stack
+from pytest_moegpu.core.oneshot import OneShot
 
 __all__ = [
     "DeviceProcess",
@@ -37,6 +38,7 @@ class Phase(StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
     CONTEXT = "context"
+    BEYOND = "beyond"
     STOP = "stop"
     COMPARE = "compare"
 
@@ -57,6 +59,7 @@ class RequestKind(StrEnum):
     ANSWER = "answer"
     THROUGHPUT = "throughput"
     CONTEXT = "context"
+    BEYOND = "beyond"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,10 +94,14 @@ class TokenChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class Margin:
-    """The gap (nat) between the token chosen and the likeliest other one, at token `index` (from 0) of an answer."""
+    """The gap (nat) between the token chosen and the likeliest other one, at token `index` (from 0) of an answer.
+
+    `logprob` (nat) is that of the token chosen; that of the other is `nat` below it.
+    """
 
     index: int
     nat: float
+    logprob: float
     token: str
     other: str
 
@@ -105,7 +112,8 @@ class RequestRecord:
 
     `margin` is that of the known answer asked for (nat); None when it was never calibrated for the model. `tightest` is
     the smallest one on the way to this answer, None where the engine gave no log-probabilities; `logprobs_missing`
-    counts tokens without a finite one, where others were given.
+    counts tokens without a finite one, where others were given. `too_long` when the server refused the prompt in words
+    that say it is longer than the context.
     """
 
     kind: RequestKind
@@ -135,6 +143,7 @@ class RequestRecord:
     engine_timings: dict[str, float] = field(default_factory=dict)
     tightest: Margin | None = None
     logprobs_missing: int = 0
+    too_long: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +194,8 @@ class StartEvidence:
     `counters` are the server's own, read after the workload; `sampler_gap` is the longest time between two readings
     in seconds, so that a shorter peak may have passed unseen; `telemetry` maps a phase to one summary per device.
     `kv_tokens` is the capacity of its KV cache in tokens, by its own description or its log; `kv_use` (share of one)
-    and `preemptions` are of its counters at the end; `health_at_end` is empty when it was still healthy then.
+    and `preemptions` are of its counters at the end; `gpu_share` is how much of the model it says is on a GPU (share of
+    one, by bytes); `health_at_end` is empty when it was still healthy then.
     `pids` are the server and all it was seen to start; `stopped_at` is the kernel's clock (seconds since boot, as in
     `KernelMessage.seconds`) when the order to stop was given.
     """
@@ -215,6 +225,7 @@ class StartEvidence:
     served_context: int | None = None
     kv_tokens: int | None = None
     kv_use: float | None = None
+    gpu_share: float | None = None
     preemptions: float | None = None
     health_at_end: str = ""
     processes: tuple[DeviceProcess, ...] = ()
@@ -238,7 +249,7 @@ class StartEvidence:
     @property
     def comparable_peak_bytes(self) -> int | None:
         """Like `peak_bytes`, of the phases that every start goes through: long contexts are tried in the first only."""
-        own = [peak for phase, peak in self.peaks.items() if phase not in (Phase.CONTEXT, Phase.STOP)]
+        own = [peak for phase, peak in self.peaks.items() if phase not in (Phase.CONTEXT, Phase.BEYOND, Phase.STOP)]
         return max(own) - self.idle_bytes if own and self.idle_bytes is not None else None
 
     def of_kind(self, kind: RequestKind) -> tuple[RequestRecord, ...]:
@@ -262,7 +273,9 @@ class Preflight:
 class Evidence:
     """All that was recorded for one scenario of one run.
 
-    `identity` holds the must-match fields as text; see `core.identity`.
+    `identity` holds the must-match fields as text; see `core.identity`. `attached` is empty when this run started the
+    server; else the address of a server that was there before, of which load time and memory are not known. `oneshot`
+    is the cross-check of the text without a server, where it was asked for.
     """
 
     profile: str
@@ -275,6 +288,8 @@ class Evidence:
     preflight: Preflight = Preflight()
     starts: tuple[StartEvidence, ...] = ()
     check_version: int = 1
+    attached: str = ""
+    oneshot: OneShot | None = None
 
     @property
     def good_starts(self) -> tuple[StartEvidence, ...]:

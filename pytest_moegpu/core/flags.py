@@ -42,10 +42,12 @@ class Flag:
 
     Args:
         names: Spellings with their dashes, such as `-c` and `--ctx-size`.
-        takes_value: Whether a value follows; None when the help text does not tell.
+        takes_value: Whether a value follows; None when it may, or the help text does not tell.
         choices: Allowed values where the help text lists them.
+        many: Whether more than one value may follow.
     """
 
     names: tuple[str, ...]
     takes_value: bool | None = None
     choices: tuple[str, ...] = ()
+    many: bool = False

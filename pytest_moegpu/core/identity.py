@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 
+from pytest_moegpu.core.margins import is_witness
 from pytest_moegpu.core.model import DeviceKind, Gpu, KnownAnswer, ModelFile, Settings, Stack, Workload
 from pytest_moegpu.core.prompts import recall, throughput_prompt
 from pytest_moegpu.core.units import GIB, format_bytes
@@ -124,11 +125,13 @@ def identity(
 
 
 def prompt_hash(workload: Workload, known_answers: tuple[KnownAnswer, ...]) -> str:
-    """Return the SHA-256 (hex) of everything that is sent to the server and of the answers expected.
+    """Return the SHA-256 (hex) of everything that is sent to the server to be judged, and of the answers expected.
 
-    The margin of a known answer is left out: it is a note about the model, and changes nothing that is sent.
+    The margin of a known answer is left out: it is a note about the model, and changes nothing that is sent. So are
+    witnesses, which judge nothing: one more of them keeps baselines from before comparable.
     """
-    answers = [{"prompt": a.prompt, "expect": a.expect, "max_tokens": a.max_tokens} for a in known_answers]
+    judged = (a for a in known_answers if not is_witness(a.margin))
+    answers = [{"prompt": a.prompt, "expect": a.expect, "max_tokens": a.max_tokens} for a in judged]
     # A sample of what the generator writes, so that a change of its sentences is a change of the prompts.
     written = (throughput_prompt(512, 12.0, workload.seed), asdict(recall(512, 12.0, 0.5, workload.seed)))
     sent = {"workload": asdict(workload), "known_answers": answers, "written": written}

@@ -7,7 +7,18 @@ from collections.abc import Iterable
 
 from pytest_moegpu.core.evidence import Margin, TokenChoice
 
-__all__ = ["missing", "tightest"]
+__all__ = ["GAP_FLOOR", "NEAR_TIE", "is_near_tie", "is_witness", "missing", "tightest"]
+
+LOGPROB_FLOOR = 0.53
+"""How far a sound change of path moved one log-probability at most, in nat.
+
+SmolLM2-135M on an H200: other slots, KV precision, flash attention off, experts laid out otherwise; the 99th percentile
+was 0.19 to 0.34 (docs/reference/outcomes.md). With everything held alike nothing moved.
+"""
+GAP_FLOOR = 2 * LOGPROB_FLOOR
+"""How far it may move a gap (nat): the difference of two of them."""
+NEAR_TIE = 0.5
+"""Below this gap (nat) sound engines may choose either token; about as far as one log-probability was seen to move."""
 
 
 def tightest(choices: Iterable[TokenChoice]) -> Margin | None:
@@ -21,8 +32,19 @@ def tightest(choices: Iterable[TokenChoice]) -> Margin | None:
         others = [(name, value) for name, value in choice.top if name != choice.token and math.isfinite(value)]
         if others and math.isfinite(choice.logprob):
             other, value = max(others, key=lambda pair: pair[1])
-            found.append(Margin(index=index, nat=choice.logprob - value, token=choice.token, other=other))
+            gap, own = choice.logprob - value, choice.logprob
+            found.append(Margin(index=index, nat=gap, logprob=own, token=choice.token, other=other))
     return min(found, key=lambda margin: margin.nat, default=None)
+
+
+def is_near_tie(margin: Margin | None) -> bool:
+    """Tell whether two tokens were so near that either is sound. Another one likelier by more is no tie but a fault."""
+    return margin is not None and abs(margin.nat) < NEAR_TIE
+
+
+def is_witness(margin: float | None) -> bool:
+    """Tell whether a known answer is nearly tied in the healthy model: it shows which way is taken, and judges none."""
+    return margin is not None and margin < NEAR_TIE
 
 
 def missing(choices: Iterable[TokenChoice]) -> int:

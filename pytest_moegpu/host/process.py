@@ -11,14 +11,17 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from pytest_moegpu.core.container import End
 from pytest_moegpu.errors import ProgramError
 from pytest_moegpu.host.boundedlog import clean
+from pytest_moegpu.host.ending import end
+from pytest_moegpu.host.stopreport import StopReport
 
 __all__ = ["ServerProcess", "StopReport", "tail"]
 
@@ -39,20 +42,6 @@ _STATES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class StopReport:
-    """How a server ended. `killed` ignored SIGTERM; `left` could not be ended at all, `states` says more of each."""
-
-    exit_code: int | None
-    killed: tuple[int, ...] = ()
-    left: tuple[int, ...] = ()
-    states: tuple[str, ...] = ()
-
-    def describe(self) -> str:
-        """Name what could not be ended, with program and state as far as known; empty when nothing was left."""
-        return ", ".join(self.states or (f"pid {pid}" for pid in self.left))
-
-
 class ServerProcess:
     """One server under a supervisor of its own.
 
@@ -65,7 +54,14 @@ class ServerProcess:
         ProgramError: The program cannot be started.
     """
 
-    def __init__(self, argv: Sequence[str], environment: Mapping[str, str], log_path: Path, folder: Path) -> None:
+    def __init__(
+        self,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        log_path: Path,
+        folder: Path,
+        outliving: End | None = None,
+    ) -> None:
         self.argv = tuple(argv)
         self.log_path = log_path
         self.pid: int | None = None
@@ -86,7 +82,10 @@ class ServerProcess:
             "env": {**environment, _MARK: self._mark},
             "cwd": str(folder),
             "log": str(log_path),
+            "end": asdict(outliving) if outliving is not None else None,
         }
+        self._outliving, self._environment = outliving, dict(environment)
+        self._end_seconds = outliving.seconds if outliving is not None else 0.0
         # -I -S: no site packages, no environment: it starts quickly and cannot be hijacked by a user's folder.
         self._supervisor = subprocess.Popen(
             [sys.executable, "-I", "-S", str(_SUPERVISOR)],
@@ -98,7 +97,7 @@ class ServerProcess:
             self._begin(order)
         except BaseException as error:
             report = self.stop(grace=0.0)
-            if report.left:
+            if report.describe():
                 error.add_note(f"left running by the start of {argv[0]!r}: {report.describe()}")
             raise
 
@@ -146,7 +145,10 @@ class ServerProcess:
                 # A watcher that ended what a killed supervisor left does not know the code.
                 self._code = event["code"] if self._code is None else self._code
                 self._report = StopReport(
-                    exit_code=self._code, killed=tuple(event["killed"]), left=tuple(event["left"])
+                    exit_code=self._code,
+                    killed=tuple(event["killed"]),
+                    left=tuple(event["left"]),
+                    unended=event["unended"],
                 )
         for fact in (self._told, self._exited, self._stopped):
             fact.set()
@@ -200,6 +202,8 @@ class ServerProcess:
             report = StopReport(exit_code=self._code, left=(self.pid,) if self.pid is not None else ())
             if self.pid is not None:
                 _ended(self.pid, _KERNEL_SECONDS)
+            if self._outliving is not None:
+                report = replace(report, unended=end(asdict(self._outliving), self._environment))
         elif not (report.left or stuck or self.scope == "group"):
             return report
         report = self._sweep(replace(report, left=(*report.left, *stuck)))
@@ -223,26 +227,27 @@ class ServerProcess:
         Ctrl-C ends the grace, not the waiting: it is raised once everything is gone.
         """
         interrupt: KeyboardInterrupt | None = None
-        end = time.monotonic() + grace + _STOP_MARGIN_SECONDS
+        margin = _STOP_MARGIN_SECONDS + self._end_seconds
+        until = time.monotonic() + grace + margin
         while True:
             try:
-                report = self._stop(grace, end)
+                report = self._stop(grace, until)
                 break
             except KeyboardInterrupt as again:
                 interrupt, grace = again, 0.0
-                end = min(end, time.monotonic() + _STOP_MARGIN_SECONDS)
+                until = min(until, time.monotonic() + margin)
         if interrupt is not None:
             raise interrupt
         return report
 
-    def _stop(self, grace: float, end: float) -> StopReport:
+    def _stop(self, grace: float, until: float) -> StopReport:
         if not self._swept:
             # A supervisor that has stopped by itself reads no order; its report is on the way.
             with contextlib.suppress(OSError, ValueError):
                 self._send({"do": "stop", "grace": grace})
-            if not self._stopped.wait(max(0.0, end - time.monotonic())):
+            if not self._stopped.wait(max(0.0, until - time.monotonic())):
                 self._kill_supervisor()
-                if not self._stopped.wait(_WATCHER_SECONDS):
+                if not self._stopped.wait(_WATCHER_SECONDS + self._end_seconds):
                     self._supervisor.kill()
         self._collect()
         if self._report is None or not self._swept:

@@ -20,7 +20,7 @@ __all__ = ["find_program", "host_facts", "libraries", "os_class", "program_outpu
 
 # With the full version behind the name, as CUDA's packages install them. libcuda belongs to the driver, not here.
 _LIBRARY = re.compile(r"/(lib(?:cudart|cublas|cublasLt|cudnn|nccl|cufft|curand|nvrtc)\b[^/]*?)\.so\.([\d.]+)$")
-_VERSION_SECONDS = 60.0
+_VERSION_SECONDS = 180.0
 
 
 def os_class() -> str:

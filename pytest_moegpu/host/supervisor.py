@@ -1,6 +1,6 @@
 """A small process between pytest and a server, so that nothing is left behind whatever happens to pytest.
 
-Run as a script, with the standard library only. It reads one JSON line (starter, argv, env, cwd, log) from stdin,
+Run as a script, with the standard library only. It reads one JSON line (starter, argv, env, cwd, log, end) from stdin,
 starts the server, and ends the whole tree when asked (`{"do": "stop", "grace": s}`), when the server's first process
 dies, when its starter, which is pytest, dies in whatever way, or on SIGTERM. The end of stdin tells of the starter's
 death, and so does the end of its process, because a child that it forked keeps stdin open. A second order to stop
@@ -8,7 +8,7 @@ shortens the grace of the first; one that cannot be read is an order to stop. Wh
 into a bounded log. Events go out on stdout as JSON lines:
 
     {"event": "started", "pid": 1, "supervisor": 2, "scope": "tree"}      {"event": "failed", "message": "…"}
-    {"event": "exited", "code": 1}                        {"event": "stopped", "code": 0, "killed": [], "left": []}
+    {"event": "exited", "code": 1}       {"event": "stopped", "code": 0, "killed": [], "left": [], "unended": ""}
 
 On Linux it is a child subreaper: a worker that calls setsid, renames itself, clears its environment or outlives its
 parent stays a descendant and is found by parent links, never by name. It signals only its own descendants, through pid
@@ -16,6 +16,9 @@ file descriptors, so a reused pid is not hit; where a kernel, a sandbox or a Pyt
 after a look at its descent. A watcher stands behind it: a second subreaper, to which everything falls when the
 supervisor itself is killed, and which then ends it. Elsewhere, and where a sandbox knows no subreaper, it can only
 signal the server's process group, and says so (`"scope": "group"`).
+
+A container is no descendant of the command that starts it. `end` in the order says how it is ended (see `ending.py`);
+that is done once the tree is gone, by whichever of supervisor and watcher lives. `unended` says what is left of it.
 """
 
 from __future__ import annotations
@@ -52,6 +55,7 @@ def beside(name: str) -> ModuleType:
 
 
 boundedlog = beside("boundedlog")
+ending = beside("ending")
 proctree = beside("proctree")
 
 
@@ -176,7 +180,42 @@ def attend(tree: Any, orders: Orders, signals: Signals, starter: Starter, log: A
             return DEFAULT_GRACE_SECONDS
 
 
-def supervise(starter: Starter) -> int:
+class Testament:
+    """What is to be ended once the tree is gone; the watcher can read it when the supervisor was killed."""
+
+    def __init__(self) -> None:
+        self._file: int | None = None
+        # Made before the fork. Where there is no such file, the watcher ends the tree and no more.
+        with contextlib.suppress(AttributeError, OSError):
+            self._file = os.memfd_create("moegpu-end")
+
+    def write(self, order: dict[str, Any]) -> None:
+        """Keep the part of an order that says what is to be ended; nothing where there is none."""
+        if self._file is not None and order.get("end"):
+            rest = json.dumps({"end": order["end"], "env": order["env"]}).encode()
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+
+    def read(self) -> dict[str, Any]:
+        """Return what was written, which is nothing when the supervisor was killed before."""
+        kept = b"" if self._file is None else os.pread(self._file, os.fstat(self._file).st_size, 0)
+        with contextlib.suppress(ValueError):
+            return dict(json.loads(kept))
+        return {}
+
+
+def end_all(tree: Any, order: dict[str, Any], grace: float, hurry: Any = lambda: None) -> dict[str, Any]:
+    """End the tree, then what outlives it; returns both reports as one."""
+    report = tree.stop(grace, hurry)
+    if not order.get("end"):
+        return dict(report, unended="")
+    unended = ending.end(order["end"], order["env"])
+    # A command that hung is of the tree as well, and one that waited for a container may have ended by itself.
+    again = tree.stop(0.0)
+    return dict(again, killed=sorted({*report["killed"], *again["killed"]}), unended=unended)
+
+
+def supervise(starter: Starter, testament: Testament) -> int:
     """Serve one order from stdin until the tree is gone."""
     signals, orders, tree = Signals(), Orders(), proctree.Tree()
     while (line := orders.take()) is None:
@@ -186,6 +225,7 @@ def supervise(starter: Starter) -> int:
         order = json.loads(line)
         if order["starter"] != starter.pid or starter.gone():
             raise ProcessLookupError("who gave the order is gone, or did not start this supervisor")
+        testament.write(order)
         log = boundedlog.BoundedLog(Path(order["log"]))
         pid = tree.launch(order["argv"], order["env"], order["cwd"], log.sink)
     except (OSError, ValueError, KeyError, TypeError, subprocess.SubprocessError) as error:
@@ -197,22 +237,22 @@ def supervise(starter: Starter) -> int:
         say(event="started", pid=pid, supervisor=os.getpid(), scope="tree" if tree.whole else "group")
         grace = attend(tree, orders, signals, starter, log)
     finally:
-        report = tree.stop(grace, orders.hurry)
+        report = end_all(tree, order, grace, orders.hurry)
         log.finish(0.0 if report["left"] else LOG_SECONDS)
         say(event="stopped", **report)
-    return EXIT_LEFT if report["left"] else 0
+    return EXIT_LEFT if report["left"] or report["unended"] else 0
 
 
 def main() -> int:
     """Supervise; on Linux in a child, with this process as the watcher that ends what a killed supervisor leaves."""
-    starter = Starter()
+    starter, testament = Starter(), Testament()
     if not proctree.LINUX:
-        return supervise(starter)
+        return supervise(starter, testament)
     tree = proctree.Tree()
     watcher = os.getpid()
     if (child := os.fork()) == 0:
         proctree.set_attribute(proctree.PR_SET_PDEATHSIG, signal.SIGTERM)
-        return supervise(starter) if os.getppid() == watcher else 0
+        return supervise(starter, testament) if os.getppid() == watcher else 0
 
     def pass_on(number: int, _: object) -> None:
         with contextlib.suppress(OSError):
@@ -225,7 +265,7 @@ def main() -> int:
     while ended != child:
         ended, status = os.waitpid(-1, 0)
     if (code := os.waitstatus_to_exitcode(status)) not in (0, EXIT_LEFT):
-        say(event="stopped", **tree.stop(0.0))
+        say(event="stopped", **end_all(tree, testament.read(), 0.0))
     return code
 
 

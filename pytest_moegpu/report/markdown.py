@@ -9,7 +9,7 @@ from html import escape
 from tabulate import tabulate
 
 from pytest_moegpu.core.verdict import Outcome, Verdict, worst
-from pytest_moegpu.report.terminal import HEADERS, failure_text, rows, summary_line
+from pytest_moegpu.report.terminal import HEADERS, below, failure_text, rows, summary_line
 
 __all__ = ["summary"]
 
@@ -23,7 +23,8 @@ def summary(verdicts: Sequence[Verdict], title: str, facts: Sequence[tuple[str, 
         facts: Rows of label and value: profile, GPU, driver, CUDA, engine, model.
 
     Returns:
-        Headline with counts, facts, results, and a folded block with the full text of each verdict that is not green.
+        Headline with counts, facts, results, near-ties, and a folded block with the full text of each verdict that is
+        not green.
     """
     outcome = worst(tuple(v.outcome for v in verdicts)) if verdicts else Outcome.ERROR
     parts = [f"## {_cell(title)}", f"**{outcome}**: {summary_line(verdicts)}"]
@@ -31,6 +32,8 @@ def summary(verdicts: Sequence[Verdict], title: str, facts: Sequence[tuple[str, 
         parts.append(_table(("", ""), facts))
     if verdicts:
         parts.append(_table(HEADERS, rows(verdicts)))
+    if said := below(verdicts):
+        parts.append("\n".join(f"- {_cell(line)}" for line in said))
     parts += [_details(v) for v in verdicts if not v.outcome.green]
     return "\n\n".join(parts) + "\n"
 

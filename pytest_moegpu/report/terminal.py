@@ -11,7 +11,7 @@ from pytest_moegpu.core.stats import coefficient_of_variation
 from pytest_moegpu.core.units import format_percent, format_value
 from pytest_moegpu.core.verdict import METRICS, Better, Outcome, Verdict
 
-__all__ = ["HEADERS", "failure_text", "results_table", "rows", "summary_line"]
+__all__ = ["HEADERS", "below", "failure_text", "results_table", "rows", "summary_line"]
 
 HEADERS = ("scenario", "check", "what", "value", "starts", "baseline", "change", "outcome")
 
@@ -19,6 +19,9 @@ _TAIL_LINES = 20
 
 # Labels with a place of their own; any other stands between `changed` and `valid`, in the order given.
 _PLACED = ("reason", "starts", "changed", "same", "valid", "log", "rerun")
+
+# Labels of lines that a reader needs though the verdict is green: they stand below the table.
+_BELOW = ("near-tie",)
 
 
 def failure_text(verdict: Verdict) -> str:
@@ -32,8 +35,20 @@ def failure_text(verdict: Verdict) -> str:
 
 
 def results_table(verdicts: Sequence[Verdict]) -> str:
-    """Print one row a verdict: value and baseline in the metric's unit, spread over starts as CV."""
-    return tabulate(rows(verdicts), headers=HEADERS, tablefmt="simple", disable_numparse=True)
+    """Print one row a verdict: value and baseline in the metric's unit, spread over starts as CV; near-ties below."""
+    table = tabulate(rows(verdicts), headers=HEADERS, tablefmt="simple", disable_numparse=True)
+    return "\n".join([table, *below(verdicts)])
+
+
+def below(verdicts: Iterable[Verdict]) -> list[str]:
+    """Return the lines of green verdicts that a reader should see all the same."""
+    return [
+        f"{label}  {verdict.scenario}: {said}"
+        for verdict in verdicts
+        if verdict.outcome.green
+        for label, said in verdict.lines
+        if label in _BELOW
+    ]
 
 
 def summary_line(verdicts: Sequence[Verdict]) -> str:

@@ -8,7 +8,7 @@ from pytest_moegpu.backends.base import ChatRequest
 from pytest_moegpu.core.evidence import RequestKind, RequestRecord
 from pytest_moegpu.core.timing import decode_rate, ttft
 from pytest_moegpu.errors import MoegpuError
-from pytest_moegpu.session.server import Server
+from pytest_moegpu.session.serving import AnyServer
 
 __all__ = ["Answer", "ChatClient"]
 
@@ -28,7 +28,7 @@ class Answer:
 class ChatClient:
     """Sends one greedy chat request at a time to a live server."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: AnyServer) -> None:
         self.server = server
 
     def __call__(self, prompt: str, *, max_tokens: int = 128, ignore_eos: bool = False) -> Answer:

@@ -65,6 +65,9 @@ def _programs() -> list[tuple[str, str]]:
     lines = []
     for name in BACKENDS:
         backend = get_backend(name)
+        if not backend.program:
+            # One that is only attached to has nothing to be found.
+            continue
         try:
             ways = (("--moegpu-server", None), (backend.program_variable, os.environ.get(backend.program_variable)))
             program = find_program(backend.program, ways, os.environ.get("PATH"))

@@ -6,8 +6,9 @@ from pytest_moegpu.core.evidence import Phase, StartFailure
 from pytest_moegpu.core.units import format_bytes
 from pytest_moegpu.errors import ProbeError, StartError
 from pytest_moegpu.host.probe import Probe
+from pytest_moegpu.session.attached import AttachedServer
 from pytest_moegpu.session.device import held, not_given_back, on_device, refuse_busy, used, wait_idle
-from pytest_moegpu.session.server import Server
+from pytest_moegpu.session.serving import AnyServer, strangers
 
 __all__ = ["Live"]
 
@@ -20,25 +21,26 @@ class Live:
 
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
-        self._server: Server | None = None
+        self._server: AnyServer | None = None
         self._scenario = ""
         self._idle: int | None = None
         self.unusable = ""
 
-    def of(self, scenario: str) -> Server | None:
+    def of(self, scenario: str) -> AnyServer | None:
         """Return the server if it runs for this scenario."""
         return self._server if self._server is not None and self._server.alive and scenario == self._scenario else None
 
-    def start(self, server: Server, scenario: str, unusable: str) -> None:
-        """Start a server; the one before must have been stopped.
+    def start(self, server: AnyServer, scenario: str, unusable: str) -> None:
+        """Start a server; the one before must have been stopped. An attached one was there before, and stays.
 
         Raises:
             StartError: The device is in use or cannot be read, or the server did not come up; it is then already gone.
         """
         try:
             self._probe.follow(None)
-            refuse_busy(on_device(self._probe, server.notes), unusable)
-            self._idle = used(self._probe.read(0.0, "idle"))
+            refuse_busy(strangers(on_device(self._probe, server.notes), server), unusable)
+            reading = used(self._probe.read(0.0, "idle"))
+            self._idle = None if isinstance(server, AttachedServer) else reading
         except ProbeError as error:
             failure = StartFailure(phase=Phase.PREFLIGHT, cause=f"the device cannot be read: {error}")
             raise StartError(failure) from error
@@ -58,8 +60,10 @@ class Live:
             return ""
         server, self._server = self._server, None
         report = server.stop()
-        if report.left:
+        if report.describe():
             return f"a live server could not be ended: {report.describe()}"
+        if isinstance(server, AttachedServer):
+            return ""
         after, seconds = wait_idle(self._probe, self._idle, server.limits.idle_return_seconds)
         if after is None and self._idle is not None:
             return "the memory of the device could not be read after a live server was stopped"

@@ -20,9 +20,11 @@ from pytest_moegpu.host.process import StopReport, tail
 from pytest_moegpu.host.sampler import Sampler
 from pytest_moegpu.host.stack import libraries
 from pytest_moegpu.host.treemem import TreeMemory
+from pytest_moegpu.session.attached import AttachedServer
 from pytest_moegpu.session.device import held, not_given_back, on_device, refuse_busy, used, wait_idle
 from pytest_moegpu.session.progress import Progress
-from pytest_moegpu.session.server import Server, unforeseen
+from pytest_moegpu.session.server import unforeseen
+from pytest_moegpu.session.serving import AnyServer, ask_again, strangers
 from pytest_moegpu.session.workload import Workload
 
 __all__ = ["Recorded", "StartRun"]
@@ -42,9 +44,13 @@ class Recorded:
 
 @dataclass
 class StartRun:
-    """Records one start. A server or device that fails is recorded; Ctrl-C is raised once the server is gone."""
+    """Records one start. A server or device that fails is recorded; Ctrl-C is raised once the server is gone.
 
-    server: Server
+    Of an attached server nothing was started: what the device held without it is not known, and nothing is given
+    back.
+    """
+
+    server: AnyServer
     probe: Probe
     number: int
     workload: Workload
@@ -91,7 +97,7 @@ class StartRun:
         """Look once more at what an interrupted start leaves, because nobody will judge it."""
         with contextlib.suppress(Exception):
             report = self.server.stop()
-            if report.left:
+            if report.describe():
                 self.progress.line(f"LEFT BEHIND: {report.describe()} could not be ended")
             after, seconds = wait_idle(self.probe, self._idle, _INTERRUPTED_SECONDS)
             if rest := held(after, self._idle):
@@ -106,8 +112,10 @@ class StartRun:
             self.kernel.mark()
             self.probe.follow(None)
             self._health = self.probe.health()
-            self._idle = used(self._sampler.read_once("idle"))
-            self._foreign = on_device(self.probe, self.server.notes)
+            reading = used(self._sampler.read_once("idle"))
+            self._idle = None if isinstance(self.server, AttachedServer) else reading
+            seen = on_device(self.probe, self.server.notes)
+            self._foreign = strangers(seen, self.server)
             refuse_busy(self._foreign, self.refuse)
             self._enter(Phase.LOAD)
             self._sampler.start()
@@ -124,7 +132,7 @@ class StartRun:
             self._stopped_at = _kernel_seconds()
             try:
                 stop = self.server.stop()
-                if stop.left:
+                if stop.describe():
                     failure = failure or self._stuck(stop)
             except Exception as error:  # noqa: BLE001 - as above
                 failure = failure or self._failed(error)
@@ -136,8 +144,9 @@ class StartRun:
         after, seconds = None, None
         health: tuple[DeviceHealth, ...] = ()
         try:
-            self.progress.live("stopped, waiting for the memory to come back")
-            after, seconds = wait_idle(self.probe, self._idle, self.server.limits.idle_return_seconds)
+            if not isinstance(self.server, AttachedServer):
+                self.progress.live("stopped, waiting for the memory to come back")
+                after, seconds = wait_idle(self.probe, self._idle, self.server.limits.idle_return_seconds)
             health = self.probe.health()
             if after is None and self._idle is not None:
                 failure = failure or self._stopped("the memory of the device could not be read after the stop")
@@ -170,7 +179,9 @@ class StartRun:
     def _serve(self) -> None:
         self.progress.live("loading the model")
         self.server.start(self._follow, lambda seconds: self.progress.live(f"loading the model, {seconds:.0f} s"))
-        self.progress.line(f"ready after {self.server.load_seconds or 0:.1f} s")
+        loaded = self.server.load_seconds
+        self.progress.line("attached" if loaded is None else f"ready after {loaded:.1f} s")
+        ask_again(self.server)
         if self.server.pid is not None:
             self._libraries = libraries(self.server.pid)
         self._look()
@@ -241,6 +252,7 @@ class StartRun:
             served_context=self.server.served.context,
             kv_tokens=log.kv_tokens if self.server.served.kv_tokens is None else self.server.served.kv_tokens,
             kv_use=load.kv_use,
+            gpu_share=self.server.served.gpu_share,
             preemptions=load.preemptions,
             health_at_end=self._health_at_end,
             processes=self._processes,

@@ -8,20 +8,24 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from pytest_moegpu.backends.base import Backend, ChatRequest, Health
 from pytest_moegpu.core import faults
 from pytest_moegpu.core.evidence import LogFacts, Phase, RequestKind, StartFailure
 from pytest_moegpu.core.model import LaunchSpec, Limits
+from pytest_moegpu.core.runner import runner_fault
 from pytest_moegpu.errors import MoegpuError, ProgramError, StartError
 from pytest_moegpu.host.boundedlog import read_ends
+from pytest_moegpu.host.container import ContainerProcess
 from pytest_moegpu.host.control import listener
 from pytest_moegpu.host.process import ServerProcess, StopReport, tail
 from pytest_moegpu.host.setup import run_setup
+from pytest_moegpu.session.contained import launch_of
 from pytest_moegpu.session.conversation import Conversation
 
-__all__ = ["Server", "new_key", "unforeseen"]
+__all__ = ["Server", "new_container_name", "new_key", "unforeseen"]
 
 _POLL_SECONDS = 0.05
 _NOTICE_SECONDS = 1.0
@@ -34,6 +38,11 @@ _FIRST_TOKEN_SECONDS = 180.0
 def new_key() -> str:
     """Return an API key for one run: nobody else on the machine can use the server, and no other server takes it."""
     return secrets.token_urlsafe(24)
+
+
+def new_container_name() -> str:
+    """Return a name for a container that nobody else on the machine uses."""
+    return f"moegpu-{secrets.token_hex(6)}"
 
 
 def unforeseen(error: Exception) -> str:
@@ -63,20 +72,27 @@ class Server(Conversation):
         self.log_path = log_path
         self.load_seconds: float | None = None
         self.stopped = False
-        self.argv = backend.argv(spec)
+        name = new_container_name()
+        self._launch = launch_of(backend, spec, name)
+        self.argv = self._launch.argv
         self._process: ServerProcess | None = None
+        # Where a container's processes are not those of the command that starts it.
+        self._container = ContainerProcess(spec.container, name) if spec.container and self._launch.end else None
         self._seen: set[int] = set()
 
     @property
     def pid(self) -> int | None:
-        """Pid of the server's first process."""
-        return self._process.pid if self._process else None
+        """Pid of the server's first process; None for a container whose processes are not seen from here."""
+        if self._process is None:
+            return None
+        return self._container.pid if self._container is not None else self._process.pid
 
     @property
     def tree(self) -> frozenset[int]:
         """Pids of the server and of all it started, as far as they live now or lived at an earlier look."""
         if self._process is not None:
             self._seen |= self._process.tree()
+            self._seen |= self._container.pids() if self._container is not None else frozenset()
         return frozenset(self._seen)
 
     @property
@@ -102,14 +118,13 @@ class Server(Conversation):
             StartError: With phase, cause, exit code and log tail. The caller still calls `stop`.
         """
         began = time.monotonic()
-        environment = os.environ | self.backend.environment(self.spec)
+        environment = os.environ | self._launch.environment
         try:
             if self.spec.scratch:
                 Path(self.spec.scratch).mkdir(parents=True, exist_ok=True)
-            self._process = ServerProcess(self.argv, environment, self.log_path, self.log_path.parent)
+            self._process = ServerProcess(self.argv, environment, self.log_path, self.log_path.parent, self._launch.end)
         except ProgramError as error:
             raise self.failure(Phase.LAUNCH, str(error)) from error
-        assert self._process.pid is not None
         if self._process.scope == "group":
             self.notes.append(
                 "this system has no child subreaper: only the server's process group can be ended, "
@@ -117,8 +132,7 @@ class Server(Conversation):
             )
         phase = Phase.LOAD
         try:
-            spawned(self._process.pid)
-            self._await_health(began, waiting)
+            self._await_health(began, spawned, waiting)
             phase = Phase.READY
             self._check_listener()
             self._set_up()
@@ -132,16 +146,21 @@ class Server(Conversation):
             raise self.failure(phase, unforeseen(error)) from error
         self.load_seconds = time.monotonic() - began
 
-    def _await_health(self, began: float, waiting: Callable[[float], None]) -> None:
+    def _await_health(self, began: float, spawned: Callable[[int], None], waiting: Callable[[float], None]) -> None:
         assert self._process is not None
         health = Health(ready=False, detail="no answer on the port")
-        answered = False
+        answered = told = False
         while not health.ready:
+            if not told and (pid := self.pid) is not None:
+                spawned(pid)
+                told = True
             if not self._process.alive:
                 raise self.failure(Phase.LOAD if answered else Phase.LAUNCH, self.death())
             if (answer := self.get(self.backend.health_path)) is not None:
                 answered = True
                 health = self.backend.read_health(*answer)
+            if health.dead:
+                raise self._broken(Phase.LOAD, f"it answers, but will never be ready: {health.detail}", health.detail)
             waited = time.monotonic() - began
             waiting(waited)
             if not health.ready and waited >= self.limits.ready_seconds:
@@ -150,6 +169,13 @@ class Server(Conversation):
                 raise self._broken(Phase.LOAD, cause, state)
             if not health.ready:
                 self._process.wait(_POLL_SECONDS)
+        if told:
+            return
+        # A container that was ready at once, or one whose processes are elsewhere.
+        if self._container is not None and (pid := self._container.wait(_NOTICE_SECONDS)) is not None:
+            spawned(pid)
+        else:
+            self.notes.append("the processes of the container are not seen from here: what they use is not known")
 
     def death(self) -> str:
         """Say why the process is gone, in the words of its log where these are known."""
@@ -157,6 +183,8 @@ class Server(Conversation):
         if (fault := self.fault()) is not None:
             return f"{fault.words} ({ended}): {fault.line}"
         # The engine's own words for the rest; what it says of memory counts only where `faults` takes it for a fault.
+        if self.spec.container is not None and (said := runner_fault(self.spec.container, tail(self.log_path))):
+            return f"{said} ({ended})"
         fatal = self._last_facts().fatal_lines
         return f"fatal error ({ended}): {fatal[0]}" if fatal else f"the server ended with {ended}"
 
@@ -174,6 +202,8 @@ class Server(Conversation):
     def _broken(self, phase: Phase, cause: str, state: str) -> StartError:
         """Build the error of a server that never got ready: a fault that its log names comes first."""
         fault = self.fault()
+        if fault is None and (fatal := self.log_facts().fatal_lines):
+            cause = f"{cause}: {fatal[0]}"
         return self.failure(
             phase, f"{fault.words} ({cause}): {fault.line}" if fault else cause, state=state, fault=fault
         )
@@ -181,7 +211,10 @@ class Server(Conversation):
     def _check_listener(self) -> None:
         """Make sure that the answer came from our process and not from a squatter on the port."""
         owner = listener(self.spec.host, self.spec.port)
-        if owner is None or self.pid is None:
+        if self._container is not None and self._container.publishes(self.spec.host, self.spec.port):
+            # The one who listens is then of the runner: docker-proxy, or nobody at all.
+            return
+        if owner is None:
             self.notes.append("the owner of the port could not be read")
             return
         if owner.pid not in self.tree:
@@ -203,7 +236,10 @@ class Server(Conversation):
     def _first_token(self) -> None:
         seconds = min(_FIRST_TOKEN_SECONDS, self.limits.request_seconds)
         answer = self.chat(ChatRequest(prompt="Say hello.", max_tokens=1), RequestKind.READY, "ready", timeout=seconds)
-        if answer.error is not None or answer.first_token is None:
+        if answer.error is None and answer.first_token is None and answer.finish_reason == "stop":
+            # With room for one token this is the end token: it generates, and the text check says what that is worth.
+            self.notes.append("the first answer was empty: the model ended it at once")
+        elif answer.error is not None or answer.first_token is None:
             health = self.get(self.backend.health_path)
             state = f"health {health[0]}" if health else "health does not answer"
             what = answer.error or "the answer held no token"
@@ -245,8 +281,12 @@ class Server(Conversation):
         """End the server and everything it started. Safe to call more than once, and before `start`."""
         self.stopped = True
         try:
-            grace = self.backend.stop_seconds
-            return self._process.stop(grace) if self._process else StopReport(exit_code=None)
+            if self._process is None:
+                return StopReport(exit_code=None)
+            report = self._process.stop(self.backend.stop_seconds)
+            # What is left of a container are processes too, though none of ours.
+            alive = self._container.pids() if report.unended and self._container is not None else frozenset()
+            return replace(report, left=tuple(sorted({*report.left, *alive}))) if alive else report
         finally:
             if self.spec.scratch:
                 # It may hold a copy of the model.

@@ -26,14 +26,14 @@ from pytest_moegpu.errors import RecordError, StartError
 from pytest_moegpu.host.stack import host_facts
 from pytest_moegpu.host.store import Bundle, RunStore, baseline_path, read_baseline
 from pytest_moegpu.options import Options
-from pytest_moegpu.session.describe import describe, never_started
+from pytest_moegpu.session.describe import never_started
 from pytest_moegpu.session.device import held
 from pytest_moegpu.session.judge import Comparison, finish, untold_faults
 from pytest_moegpu.session.live import Live
 from pytest_moegpu.session.measure import Recorded, StartRun
 from pytest_moegpu.session.progress import Named, Progress
 from pytest_moegpu.session.question import Question
-from pytest_moegpu.session.server import Server
+from pytest_moegpu.session.serving import AnyServer, described, marked, server_of
 from pytest_moegpu.session.target import Target, resolve
 from pytest_moegpu.session.workload import Workload
 
@@ -133,7 +133,7 @@ class Session:
 
     def _measure(self, scenario: Scenario, known: Evidence | None, total: int) -> Evidence:
         self.stop_live()
-        evidence = known or describe(self.target, scenario)
+        evidence = known or described(self.target, scenario)
         if evidence.failure is None and not self._has_bundle():
             evidence = replace(evidence, starts=(*evidence.starts, never_started(self.store_problem)))
         if evidence.failure is not None:
@@ -210,14 +210,14 @@ class Session:
         if rest := held(start.after_bytes, self._first_idle):
             self._unusable = f"start {start.number} left {format_bytes(rest)} on the device, held by nobody known"
 
-    def _server(self, scenario: Scenario) -> tuple[Server, int]:
+    def _server(self, scenario: Scenario) -> tuple[AnyServer, int]:
         """Build a server of a scenario, not started, and its number, which also names its log."""
         self._starts[scenario.name] += 1
         number = self._starts[scenario.name]
-        spec = self.target.launch(scenario, self.bundle.scratch(scenario.name, number))
-        return Server(self.target.backend, spec, scenario.limits, self.bundle.log_path(scenario.name, number)), number
+        log_path, scratch = self.bundle.log_path(scenario.name, number), self.bundle.scratch(scenario.name, number)
+        return server_of(self.target, scenario, log_path, scratch), number
 
-    def live(self, name: str) -> Server:
+    def live(self, name: str) -> AnyServer:
         """Return a running server of a scenario for tests that talk to it; one server lives at a time.
 
         Raises:
@@ -270,7 +270,7 @@ class Session:
     def _keep(self, verdicts: tuple[Verdict, ...], rerun: str) -> tuple[Verdict, ...]:
         """Complete verdicts with run, log and rerun line, and remember them."""
         folder = self._bundle.folder if self._bundle is not None else self.options.runs
-        done = tuple(finish(verdict, folder, rerun, self.target.rehearsal) for verdict in verdicts)
+        done = tuple(finish(marked(self.target, verdict), folder, rerun, self.target.rehearsal) for verdict in verdicts)
         self.verdicts.extend(v for v in done if v not in self.verdicts)
         return done
 

@@ -2,38 +2,48 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from pytest_moegpu.backends import get_backend
 from pytest_moegpu.backends.base import Backend, EngineVersion
 from pytest_moegpu.catalog import Catalog
+from pytest_moegpu.core.container import devices_of
 from pytest_moegpu.core.model import DeviceKind, Gpu, LaunchSpec, ModelFacts, ModelFile, Profile, Scenario
 from pytest_moegpu.core.units import format_bytes
-from pytest_moegpu.errors import DeviceError, ProbeError, UserError
+from pytest_moegpu.errors import UserError
+from pytest_moegpu.host.container import prepare
 from pytest_moegpu.host.control import free_port
-from pytest_moegpu.host.emulated import EmulatedProbe
-from pytest_moegpu.host.hostmem import HostProbe
-from pytest_moegpu.host.nvmlprobe import NvmlProbe
 from pytest_moegpu.host.probe import Probe
 from pytest_moegpu.host.recording import Origin
 from pytest_moegpu.host.stack import program_output
 from pytest_moegpu.options import Options
+from pytest_moegpu.session.attachedfacts import attached_model, must_be_here, not_judged
+from pytest_moegpu.session.attaching import Attachment, attach
 from pytest_moegpu.session.chosen import EMBEDDED, choose_model, choose_program, program_checksum
+from pytest_moegpu.session.contained import launch_of
+from pytest_moegpu.session.daemon import refuse_daemon
+from pytest_moegpu.session.openprobe import open_probe
 from pytest_moegpu.session.progress import Progress
-from pytest_moegpu.session.server import new_key
+from pytest_moegpu.session.server import new_container_name, new_key
 
 __all__ = ["EMBEDDED", "Target", "open_probe", "resolve"]
 
 _HOST = "127.0.0.1"
+_ATTACHED = "openai"
+"""How to talk to a server that is attached to, where no backend is named."""
+# Backends whose servers say how much of the model is on a GPU.
+_TELL_PLACEMENT = ("ollama",)
+# Backends whose servers never say how much of a prompt came from the cache, so that prefill has no value.
+_HIDE_CACHED = ("ollama",)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
     """Everything fixed for one run. `restricted` when the command line says which scenarios.
 
-    `versions` are the probe's, read once: reports are written after the device has been let go.
+    `versions` are the probe's, read once: reports are written after the device has been let go. `attached` is the
+    server that was there before, where this run starts none.
     """
 
     profile: Profile
@@ -49,6 +59,7 @@ class Target:
     program_sha256: str | None
     load: Callable[[str], Scenario]
     restricted: bool = False
+    attached: Attachment | None = None
 
     def scenario(self, name: str) -> Scenario:
         """Return a scenario of this run, or another of the catalog that a test names.
@@ -73,7 +84,12 @@ class Target:
         )
 
     def launch(self, scenario: Scenario, scratch: str = "") -> LaunchSpec:
-        """Return what a server of this scenario is started with: a port that is free now, and a key of its own."""
+        """Return what a server of this scenario is started with: a port that is free now, and a key of its own.
+
+        For an attached server it is where that is, with the key that was given for it.
+        """
+        if self.attached is not None:
+            return self.attached.spec(scenario.settings)
         capabilities = [gpu.compute_capability for gpu in self.gpus if gpu.compute_capability is not None]
         return LaunchSpec(
             program=self.program,
@@ -83,7 +99,7 @@ class Target:
             host=_HOST,
             port=free_port(_HOST, self.backend.last_port),
             api_key=new_key(),
-            devices=tuple(gpu.cuda_name for gpu in self.gpus if gpu.cuda_name is not None),
+            devices=devices_of(scenario.container, self.gpus),
             device_kind=self.profile.gpu.kind,
             model_format=self.file.format,
             scratch=scratch,
@@ -98,8 +114,31 @@ class Target:
         size = format_bytes(self.gpus[0].memory_bytes)
         return f"{size} emulated on {'; '.join(real)}: not a result of the real card" if real else ""
 
+    @property
+    def not_judged(self) -> tuple[str, ...]:
+        """Checks, and metrics, of the plugin's own suites that have nothing to judge in this run."""
+        if self.attached is None:
+            return ("prefill",) if self.backend.name in _HIDE_CACHED else ()
+        return not_judged(self.attached, tells_placement=self.backend.name in _TELL_PLACEMENT)
+
+    def _attached_facts(self, attached: Attachment) -> tuple[tuple[str, str], ...]:
+        """Return what is known of a server that this run does not start."""
+        here = self.gpus if attached.own else ()
+        device = "; ".join(f"{gpu.name}, {format_bytes(gpu.memory_bytes)}" for gpu in here)
+        return (
+            ("profile", self.profile.name),
+            ("attached", f"{attached.address}, on {attached.place}, not started by this run"),
+            ("device", device or f"not known: {attached.place}"),
+            ("driver", self.versions.get("driver", "none") if attached.own else "not known"),
+            ("engine", f"{self.backend.name}, {self.engine.version or 'of unknown version'}"),
+            ("model", f"served as {attached.model}"),
+            ("not judged", f"{', '.join(self.not_judged)}: not known of an attached server"),
+        )
+
     def facts(self) -> tuple[tuple[str, str], ...]:
         """Return what this run is about, for headers, reports and JUnit."""
+        if self.attached is not None:
+            return self._attached_facts(self.attached)
         device = "GPU" if self.profile.gpu.kind is DeviceKind.GPU else "processor"
         return (
             ("profile", self.profile.name),
@@ -109,6 +148,7 @@ class Target:
             ("CUDA driver", self.versions.get("cuda_driver", "none")),
             ("engine", f"{self.backend.name} {self.engine.version or 'of unknown version'}"),
             ("model", f"{self.model.title}, {self.file.quantisation}, {format_bytes(self.file.size_bytes)}"),
+            *((("not judged", ", ".join(self.not_judged)),) if self.not_judged else ()),
         )
 
 
@@ -121,13 +161,27 @@ def resolve(options: Options, progress: Progress) -> Target:
     catalog = Catalog.load(options.catalog)
     profile = catalog.profile(options.profile)
     names = options.scenarios or profile.scenarios
-    backend = get_backend(options.backend or profile.backend)
+    backend = get_backend(options.backend or (_ATTACHED if options.attach is not None else profile.backend))
+    if not backend.program and options.attach is None:
+        raise UserError(f"--moegpu-backend={backend.name} starts no server: {backend.install_hint}")
+    if options.attach is None:
+        refuse_daemon(backend)
     probe, gpus = open_probe(profile, options.devices, options.emulate_bytes)
     try:
-        program = choose_program(options, profile, backend)
         versions = probe.versions()
-        engine = backend.read_version(program_output(backend.version_argv(program)))
-        model, file = choose_model(options, catalog, profile, backend, progress)
+        program: tuple[str, ...] = ()
+        attached: Attachment | None = None
+        if options.attach is not None:
+            backend, attached = attach(options.attach, options.model, backend)
+            must_be_here(attached, profile)
+            engine, (model, file) = attached.engine, attached_model(attached, catalog, profile)
+        else:
+            engine = EngineVersion()
+            # Where every server is in a container, the program need not be on this machine.
+            if any(catalog.scenario(name, profile).container is None for name in names):
+                program = choose_program(options, profile, backend)
+                engine = backend.read_version(program_output(backend.version_argv(program)))
+            model, file = choose_model(options, catalog, profile, backend, progress)
 
         def load(name: str) -> Scenario:
             return _scenario(catalog, name, profile, model, backend)
@@ -144,13 +198,13 @@ def resolve(options: Options, progress: Progress) -> Target:
             probe=probe,
             gpus=gpus,
             versions=versions,
-            program_sha256=program_checksum(program),
+            program_sha256=program_checksum(program) if program else None,
             load=load,
             restricted=bool(options.scenarios),
+            attached=attached,
         )
-        for scenario in scenarios:
-            # Settings that the backend cannot express are told now, and not when the GPU is already in use.
-            _tried(target, scenario)
+        # Settings that the backend cannot express are told now, and not when the GPU is already in use.
+        target = replace(target, scenarios=tuple(_tried(target, scenario) for scenario in scenarios))
     except BaseException:
         probe.close()
         raise
@@ -158,100 +212,25 @@ def resolve(options: Options, progress: Progress) -> Target:
 
 
 def _tried(target: Target, scenario: Scenario) -> Scenario:
-    """Have the backend write the command line once.
+    """Have the backend write the command line once, where there is something to start.
 
     Raises:
         UserError: It cannot; the message names the scenario.
     """
+    if target.attached is not None:
+        if scenario.container is not None:
+            raise UserError(f"scenario {scenario.name} starts a container: leave it out, or --moegpu-attach")
+        return scenario
     try:
-        target.backend.argv(target.launch(scenario))
+        launch_of(target.backend, target.launch(scenario), new_container_name())
+        container = prepare(scenario.container) if scenario.container is not None else None
     except UserError as error:
         raise UserError(f"scenario {scenario.name}: {error}") from error
-    return scenario
+    return replace(scenario, container=container)
 
 
 def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".") if part.isdigit())
-
-
-def open_probe(
-    profile: Profile, devices: tuple[str, ...], emulate_bytes: int | None = None
-) -> tuple[Probe, tuple[Gpu, ...]]:
-    """Open the profile's probe on the devices asked for, and make sure that they are what the profile expects.
-
-    With `emulate_bytes` any larger GPU will do, and the probe reads it as one of that size.
-
-    Raises:
-        DeviceError: No such GPU, or another one; says what was found and what was expected.
-    """
-    if profile.probe == "host":
-        for given, option in ((devices or None, "--moegpu-device"), (emulate_bytes, "--moegpu-emulate-vram")):
-            if given is not None:
-                raise DeviceError(
-                    f"{option}: profile {profile.name} uses no GPU; leave it away, or take a profile of a GPU "
-                    "(--moegpu=list shows them)"
-                )
-        host = HostProbe()
-        return host, host.devices()
-    want = profile.gpu
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    try:
-        probe, gpus = _identify(devices, visible)
-        if not devices and len(gpus) > want.count:
-            fitting = [gpu for gpu in gpus if _fits(gpu, profile, emulate_bytes)] or gpus
-            probe.close()
-            probe, gpus = _identify([gpu.index for gpu in fitting[: want.count]], None)
-    except ProbeError as error:
-        raise DeviceError(f"profile {profile.name} expects {_expected(profile)}; found none: {error}") from error
-    if emulate_bytes is not None and len(gpus) == want.count:
-        return _emulated(profile, probe, emulate_bytes)
-    wrong = [gpu for gpu in gpus if (want.names and gpu.name not in want.names) or gpu.memory_bytes < want.memory_bytes]
-    if wrong or len(gpus) != want.count:
-        probe.close()
-        found = ", ".join(f"{gpu.name} with {format_bytes(gpu.memory_bytes)}" for gpu in gpus) or "no GPU"
-        raise DeviceError(
-            f"profile {profile.name} expects {_expected(profile)}; found {found}. "
-            "--moegpu=list shows the profiles; a profile of your own goes into a --moegpu-catalog folder; "
-            "--moegpu-emulate-vram rehearses the memory of a smaller card"
-        )
-    return probe, gpus
-
-
-def _fits(gpu: Gpu, profile: Profile, emulate_bytes: int | None) -> bool:
-    """Tell whether a device of several is one to take: of the right name, or larger than the one to rehearse."""
-    if emulate_bytes is not None:
-        return gpu.memory_bytes > emulate_bytes
-    return not profile.gpu.names or gpu.name in profile.gpu.names
-
-
-def _emulated(profile: Profile, probe: Probe, size: int) -> tuple[Probe, tuple[Gpu, ...]]:
-    """Wrap a probe so that its devices look as small as the profile's; the real ones may have any name."""
-    try:
-        if size < profile.gpu.memory_bytes:
-            raise DeviceError(
-                f"--moegpu-emulate-vram={format_bytes(size)}: profile {profile.name} expects at least "
-                f"{format_bytes(profile.gpu.memory_bytes)}"
-            )
-        emulated = EmulatedProbe(probe, size)
-    except BaseException:
-        probe.close()
-        raise
-    return emulated, emulated.devices()
-
-
-def _identify(devices: Sequence[int | str], visible: str | None) -> tuple[NvmlProbe, tuple[Gpu, ...]]:
-    probe = NvmlProbe(devices, visible)
-    try:
-        return probe, probe.devices()
-    except BaseException:
-        probe.close()
-        raise
-
-
-def _expected(profile: Profile) -> str:
-    want = profile.gpu
-    names = " or ".join(want.names) or "any GPU"
-    return f"{want.count} x {names} with at least {format_bytes(want.memory_bytes)}"
 
 
 def _scenario(catalog: Catalog, name: str, profile: Profile, model: ModelFacts, backend: Backend) -> Scenario:

@@ -10,8 +10,8 @@ from pytest_moegpu.backends.base import ChatRequest
 from pytest_moegpu.core.evidence import Part, Phase, RequestKind, RequestRecord
 from pytest_moegpu.core.model import KnownAnswer, Scenario
 from pytest_moegpu.core.prompts import recall, throughput_prompt
+from pytest_moegpu.session.conversation import Conversation
 from pytest_moegpu.session.progress import Progress
-from pytest_moegpu.session.server import Server
 
 __all__ = ["Workload"]
 
@@ -20,6 +20,13 @@ _CALIBRATION_SENTENCES = (4, 24)
 # What stands until the server's own counts replace it: SmolLM2 has 12 tokens a sentence, and 80 for fact and question.
 _TOKENS_PER_SENTENCE = 12.0
 _CONTEXT_OVERHEAD = 80
+# The token chosen and the likeliest other one: a margin needs no more.
+_TOP_LOGPROBS = 2
+_HTTP_OK, _BAD_REQUEST = 200, 400
+_REFUSED = (_BAD_REQUEST, 422, 501)
+# Longer than the context by more than the tokens of a sentence can be off.
+_BEYOND = 1.3
+_BEYOND_OUTPUT_TOKENS = 8
 
 
 @dataclass
@@ -29,7 +36,7 @@ class Workload:
     It stops at a dead server, and when `halted` says that the device can no longer be read: the rest says nothing.
     """
 
-    server: Server
+    server: Conversation
     scenario: Scenario
     answers: tuple[KnownAnswer, ...]
     context_tokens: tuple[int, ...]
@@ -42,6 +49,7 @@ class Workload:
         self.records: list[RequestRecord] = []
         self._per_sentence = _TOKENS_PER_SENTENCE
         self._overhead = float(_CONTEXT_OVERHEAD)
+        self._top_logprobs = _TOP_LOGPROBS if self.server.backend.gives_logprobs else 0
 
     @property
     def _going(self) -> bool:
@@ -62,19 +70,34 @@ class Workload:
 
     def _chat(self, request: ChatRequest, kind: RequestKind, name: str, **more: object) -> RequestRecord:
         record = self.server.chat(request, kind, name, **more)  # type: ignore[arg-type]
+        if record.error is not None and record.status is not None:
+            # In a stream the refusal may be an error object under HTTP 200.
+            status = _BAD_REQUEST if record.status == _HTTP_OK and record.first_token is None else record.status
+            record = replace(record, too_long=self.server.backend.is_too_long(status, record.error))
         self.records.append(record)
         return record
 
+    def _ask(self, answer: KnownAnswer, name: str) -> RequestRecord:
+        """Ask a known answer with log-probabilities; without them from the first refusal on that goes away so."""
+        thinking = self.scenario.settings.thinking
+        request = ChatRequest(
+            prompt=answer.prompt, max_tokens=answer.max_tokens, thinking=thinking, top_logprobs=self._top_logprobs
+        )
+        record = self.server.chat(request, RequestKind.ANSWER, name, expect=answer.expect)
+        if self._top_logprobs and record.error is not None and record.status in _REFUSED:
+            plain = self.server.chat(replace(request, top_logprobs=0), RequestKind.ANSWER, name, expect=answer.expect)
+            if plain.error is None:
+                self.server.notes.append(f"log-probabilities are refused, near-ties cannot be seen: {record.error}")
+                self._top_logprobs, record = 0, plain
+        return replace(record, margin=answer.margin)
+
     def _output(self) -> None:
         self.enter(Phase.OUTPUT)
-        thinking = self.scenario.settings.thinking
         for number, answer in enumerate(self.answers, 1):
             if not self._going:
                 return
             self.progress.live(f"known answer {number}/{len(self.answers)}")
-            request = ChatRequest(prompt=answer.prompt, max_tokens=answer.max_tokens, thinking=thinking)
-            record = self.server.chat(request, RequestKind.ANSWER, f"answer-{number}", expect=answer.expect)
-            self.records.append(replace(record, margin=answer.margin))
+            self.records.append(self._ask(answer, f"answer-{number}"))
 
     def _calibrate(self) -> None:
         """Learn how many tokens a sentence is for this model, from two prompts with one token back."""
@@ -133,3 +156,14 @@ class Workload:
                 if record.prompt_tokens is not None:
                     # What came beside the filler is the same for the next prompt, which then has its length exactly.
                     self._overhead += record.prompt_tokens - tokens
+        if self._going and self.server.backend.limits_context:
+            self._beyond(context)
+
+    def _beyond(self, context: int) -> None:
+        """Send one prompt longer than the context: a sound server refuses it in words, and lives."""
+        self.enter(Phase.BEYOND)
+        tokens = round(_BEYOND * context)
+        self.progress.live(f"a prompt of {tokens} tokens, with a context of {context}")
+        prompt = throughput_prompt(tokens, self._per_sentence, self.scenario.workload.seed + tokens)
+        request = ChatRequest(prompt=prompt, max_tokens=_BEYOND_OUTPUT_TOKENS, cache_prompt=False)
+        self._chat(request, RequestKind.BEYOND, f"beyond-{tokens}", fill=tokens / context)

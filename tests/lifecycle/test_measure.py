@@ -252,7 +252,9 @@ def test_a_gpu_that_is_lost_in_the_middle_ends_the_workload_and_is_the_first_cau
         workload.enter(Phase.OUTPUT)
         wait_for(workload.halted, "the notice of it")
         reached.append("halted")
-        os.kill(workload.server.pid or 0, signal.SIGKILL)
+        assert isinstance(workload.server, Server)
+        assert workload.server.pid is not None
+        os.kill(workload.server.pid, signal.SIGKILL)
         wait_for(lambda: not workload.server.alive, "the death of the server")
 
     monkeypatch.setattr(Workload, "run", run)

@@ -465,9 +465,9 @@ def test_the_supervisor_breaks_down_and_its_watcher_ends_the_tree(
 def broken(*_):
     raise RuntimeError("as a test wants it")
 
-def supervise(starter, real=module.supervise):
+def supervise(*given, real=module.supervise):
     module.proctree.Tree.stop = broken
-    return real(starter)
+    return real(*given)
 
 module.supervise = supervise
 """

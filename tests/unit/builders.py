@@ -6,7 +6,16 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_moegpu.core.baseline import BASELINE_SCHEMA, Baseline, BaselineSession
-from pytest_moegpu.core.evidence import Evidence, LogFacts, Part, Preflight, RequestKind, RequestRecord, StartEvidence
+from pytest_moegpu.core.evidence import (
+    Evidence,
+    LogFacts,
+    Margin,
+    Part,
+    Preflight,
+    RequestKind,
+    RequestRecord,
+    StartEvidence,
+)
 from pytest_moegpu.core.health import DeviceHealth, KernelLog, PhaseTelemetry
 from pytest_moegpu.core.model import (
     DeviceKind,
@@ -133,6 +142,27 @@ def recall(fill: float, depth: float = 0.9, **changes: Any) -> RequestRecord:
 
 def contexts() -> tuple[RequestRecord, ...]:
     return tuple(recall(fill, depth) for fill in (0.5, 0.95) for depth in (0.9, 0.1))
+
+
+def margin(nat: float, token: str = "L", other: str = "The", index: int = 0) -> Margin:
+    """A gap at the first token, where the one chosen has -1.96 nat."""
+    return Margin(index=index, nat=nat, logprob=-1.96, token=token, other=other)
+
+
+def beyond(**changes: Any) -> RequestRecord:
+    """A prompt of 1.3 contexts of 2048 tokens, refused in words."""
+    record = RequestRecord(
+        kind=RequestKind.BEYOND,
+        name="beyond-2662",
+        sent=20.0,
+        finished=20.1,
+        status=400,
+        error="HTTP 400: request (2670 tokens) exceeds the available context size (2048 tokens)",
+        prompt="one. two.",
+        fill=2662 / 2048,
+        too_long=True,
+    )
+    return replace(record, **changes)
 
 
 def kernel(*lines: str, problem: str = "", seconds: float | None = None) -> KernelLog:

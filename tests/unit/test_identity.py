@@ -158,6 +158,13 @@ def test_prompt_hash_does_not_hang_on_a_note() -> None:
     assert prompt_hash(Workload(), (replace(ANSWER, margin=2.5),)) == prompt_hash(Workload(), (ANSWER,))
 
 
+def test_a_witness_is_not_part_of_the_prompts() -> None:
+    """It judges nothing, so baselines from before it was there stay comparable."""
+    witness = KnownAnswer(prompt="What is the capital of France?", expect=("The",), margin=0.1, max_tokens=1)
+    assert prompt_hash(Workload(), (ANSWER, witness)) == prompt_hash(Workload(), (ANSWER,))
+    assert prompt_hash(Workload(), (ANSWER, replace(witness, margin=1.7))) != prompt_hash(Workload(), (ANSWER,))
+
+
 def test_differences_name_both_sides() -> None:
     assert differences({"a": "1", "b": "2", "c": "3"}, {"a": "1", "b": "4", "d": "5"}) == (
         Difference(field="b", base="2", now="4"),
