@@ -10,10 +10,11 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Any, ClassVar
 
-from pytest_moegpu.backends.base import ChatRequest, EngineVersion, Load, ServedModel
+from pytest_moegpu.backends.base import ChatRequest, Delta, EngineVersion, Load, ServedModel
 from pytest_moegpu.backends.recipe import LAST_PORT, Recipe, count, lines, refuse, text
 from pytest_moegpu.core.evidence import LogFacts
 from pytest_moegpu.core.kvcache import spell_kv
@@ -264,6 +265,13 @@ class SgLang(Recipe):
         if not chat.cache_prompt:
             body["cache_salt"] = hashlib.sha256(chat.prompt.encode()).hexdigest()[:16]
         return body
+
+    def read_event(self, data: str) -> Delta:
+        """Read one chunk. Details of the prompt, asked for, are given only when some of it came from the cache."""
+        delta = super().read_event(data)
+        if delta.usage is None or delta.usage.cached_tokens is not None:
+            return delta
+        return replace(delta, usage=replace(delta.usage, cached_tokens=0))
 
 
 def _serve(program: Sequence[str]) -> tuple[str, ...]:

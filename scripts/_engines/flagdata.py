@@ -25,7 +25,7 @@ VERSIONS = {
     "fastllm": r"ftllm version: (\S+)",
     "llamacpp": r"^build (\d+)",
     "mlx": r"^Version: (\S+)",
-    "sglang": r"^Version: (\S+)",
+    "sglang": r"^sglang version: (\S+)",
     "vllm": r"^(\d\S+)",
 }
 """Engine → where its version stands in version.txt."""

@@ -210,7 +210,8 @@ def test_the_port_ten_thousand_above_exists_too() -> None:
 @pytest.mark.parametrize(
     ("output", "version"),
     [
-        (None, EngineVersion(version="0.5.23", build="46c443e")),
+        (None, EngineVersion(version="0.5.23")),
+        ("sglang version: 0.5.23\ngit revision: 46c443e\n", EngineVersion(version="0.5.23", build="46c443e")),
         ("sglang version: 0.5.15\ngit revision: N/A\n", EngineVersion(version="0.5.15")),
         ("sglang 0.5.15\ntorch 2.11.0+cu130\n", EngineVersion(version="0.5.15", toolkit="13.0")),
         ("sglang 0.5.23\ntorch 2.13.0+cpu\n", EngineVersion(version="0.5.23")),

@@ -365,11 +365,11 @@ class TestChat:
         assert deltas[0] == Delta()
         assert "".join(delta.text for delta in deltas) == "The capital of Japan is Tokyo."
         assert [delta.finish_reason for delta in deltas if delta.finish_reason] == ["stop"]
-        assert deltas[-1].usage == Usage(prompt_tokens=37, output_tokens=8, timings={})
+        assert deltas[-1].usage == Usage(prompt_tokens=37, cached_tokens=0, output_tokens=8, timings={})
 
     def test_a_stream_that_goes_on_after_the_end_of_the_answer(self) -> None:
         deltas = events("stream-ignore-eos.txt")
-        assert deltas[-1].usage == Usage(prompt_tokens=37, output_tokens=24, timings={})
+        assert deltas[-1].usage == Usage(prompt_tokens=37, cached_tokens=0, output_tokens=24, timings={})
         assert [delta.finish_reason for delta in deltas if delta.finish_reason] == ["length"]
 
     def test_the_continued_answer_holds_what_is_new_only(self) -> None:
