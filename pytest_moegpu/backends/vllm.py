@@ -89,7 +89,8 @@ _OOM = re.compile(
 # The first of these is the cause: "Engine core initialization failed. See root cause above." comes last.
 _FATAL = re.compile(
     r"^(?:\([A-Z][\w-]{0,40} pid=\d+\) )?(?:ERROR [\d-]+ [\d:]+ \[[^\]\s]{1,80}\] )?"
-    r"(?:[A-Za-z_][\w.]{0,80}(?:Error|Exception): (?!\d+ validation error)\S"
+    # A request that it refuses is printed as an error too, and harms nobody.
+    r"(?:(?!vllm\.exceptions\.VLLMValidationError)[A-Za-z_][\w.]{0,80}(?:Error|Exception): (?!\d+ validation error)\S"
     r"| +(?:Value error, |Input should )|[\w.]{1,40}(?: serve)?: error: )"
 )
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pytest_moegpu import cli, fixtures
+from pytest_moegpu.backends import BACKENDS, get_backend
 from pytest_moegpu.catalog import Catalog, schema
 from pytest_moegpu.core.verdict import METRICS, FailedClass, Outcome
 from pytest_moegpu.markers import MARKERS
@@ -203,3 +204,23 @@ def test_example_runs_green(name: str, tmp_path: Path, monkeypatch: pytest.Monke
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"=+ 6 passed in ", done.stdout), done.stdout
     assert list((tmp_path / ".moegpu/runs").glob("*/run.json"))
+
+
+def test_the_table_of_backends_is_that_of_the_recipes() -> None:
+    def cell(value: str | None) -> str:
+        return f"`{value}`" if value else "-"
+
+    rows = [line for line in reference("backends").splitlines() if line.startswith("| [`")]
+    told = {row.split("`")[1]: [part.strip() for part in row.strip("|").split("|")[1:]] for row in rows}
+    assert told == {
+        name: [
+            cell(backend.program),
+            cell(backend.program_variable),
+            ", ".join(backend.model_formats),
+            cell(backend.health_path),
+            cell(backend.props_path),
+            cell(backend.metrics_path),
+        ]
+        for name in BACKENDS
+        for backend in (get_backend(name),)
+    }
