@@ -35,7 +35,8 @@ from pytest_moegpu.core.evidence import DeviceProcess
 from pytest_moegpu.core.units import GIB, MIB
 from pytest_moegpu.host.control import Control, free_port
 from pytest_moegpu.host.probe import Probe
-from pytest_moegpu.host.process import ServerProcess, StopReport, tail
+from pytest_moegpu.host.process import ServerProcess, tail
+from pytest_moegpu.host.stopreport import StopReport
 from pytest_moegpu.session.device import held, used, wait_idle
 
 RETURN_SECONDS = 30.0

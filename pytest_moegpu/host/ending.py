@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["end"]
+__all__ = ["LISTING_SECONDS", "REMOVAL_SECONDS", "end", "run"]
 
 LISTING_SECONDS = 15.0
 # A container that is being removed is listed until it is gone.

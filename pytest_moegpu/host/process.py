@@ -23,7 +23,7 @@ from pytest_moegpu.host.boundedlog import clean
 from pytest_moegpu.host.ending import end
 from pytest_moegpu.host.stopreport import StopReport
 
-__all__ = ["ServerProcess", "StopReport", "tail"]
+__all__ = ["ServerProcess", "tail"]
 
 _MARK = "MOEGPU_SERVER_MARK"
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")

@@ -12,7 +12,8 @@ from pytest_moegpu.core.evidence import LogFacts, Phase, RequestKind, RequestRec
 from pytest_moegpu.core.model import Limits, Settings
 from pytest_moegpu.errors import StartError
 from pytest_moegpu.host.control import parsed
-from pytest_moegpu.host.process import StopReport, tail
+from pytest_moegpu.host.process import tail
+from pytest_moegpu.host.stopreport import StopReport
 from pytest_moegpu.host.treemem import TreeMemory
 from pytest_moegpu.session.attaching import MODELS_PATH, Attachment, hidden
 from pytest_moegpu.session.conversation import Conversation

@@ -14,9 +14,10 @@ from pytest_moegpu.errors import MoegpuError, ProbeError
 from pytest_moegpu.host.nvmlprobe import NvmlProbe
 from pytest_moegpu.host.stack import find_program, host_facts, os_class, program_output
 from pytest_moegpu.options import Options
+from pytest_moegpu.session.chosen import EMBEDDED
 from pytest_moegpu.session.device import named, on_device
 from pytest_moegpu.session.progress import Silent
-from pytest_moegpu.session.target import EMBEDDED, resolve
+from pytest_moegpu.session.target import resolve
 
 __all__ = ["examine", "profile_lines"]
 

@@ -16,9 +16,10 @@ from pytest_moegpu.core.telemetry import summarise
 from pytest_moegpu.errors import ProbeError, StartError
 from pytest_moegpu.host.kernlog import KernelLogReader
 from pytest_moegpu.host.probe import Probe
-from pytest_moegpu.host.process import StopReport, tail
+from pytest_moegpu.host.process import tail
 from pytest_moegpu.host.sampler import Sampler
 from pytest_moegpu.host.stack import libraries
+from pytest_moegpu.host.stopreport import StopReport
 from pytest_moegpu.host.treemem import TreeMemory
 from pytest_moegpu.session.attached import AttachedServer
 from pytest_moegpu.session.device import held, not_given_back, on_device, refuse_busy, used, wait_idle

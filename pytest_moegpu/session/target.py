@@ -20,14 +20,15 @@ from pytest_moegpu.host.stack import program_output
 from pytest_moegpu.options import Options
 from pytest_moegpu.session.attachedfacts import attached_model, must_be_here, not_judged
 from pytest_moegpu.session.attaching import Attachment, attach
-from pytest_moegpu.session.chosen import EMBEDDED, choose_model, choose_program, program_checksum
+from pytest_moegpu.session.chosen import choose_model, choose_program, program_checksum
 from pytest_moegpu.session.contained import launch_of
 from pytest_moegpu.session.daemon import refuse_daemon
+from pytest_moegpu.session.launchcheck import launch_problems
 from pytest_moegpu.session.openprobe import open_probe
 from pytest_moegpu.session.progress import Progress
 from pytest_moegpu.session.server import new_container_name, new_key
 
-__all__ = ["EMBEDDED", "Target", "open_probe", "resolve"]
+__all__ = ["Target", "resolve"]
 
 _HOST = "127.0.0.1"
 _ATTACHED = "openai"
@@ -204,25 +205,31 @@ def resolve(options: Options, progress: Progress) -> Target:
             attached=attached,
         )
         # Settings that the backend cannot express are told now, and not when the GPU is already in use.
-        target = replace(target, scenarios=tuple(_tried(target, scenario) for scenario in scenarios))
+        target = replace(target, scenarios=tuple(_tried(target, scenario, progress.line) for scenario in scenarios))
     except BaseException:
         probe.close()
         raise
     return target
 
 
-def _tried(target: Target, scenario: Scenario) -> Scenario:
+def _tried(target: Target, scenario: Scenario, say: Callable[[str], None] = lambda _: None) -> Scenario:
     """Have the backend write the command line once, where there is something to start.
 
     Raises:
-        UserError: It cannot; the message names the scenario.
+        UserError: It cannot, or the program has no such flag; the message names the scenario.
     """
     if target.attached is not None:
         if scenario.container is not None:
             raise UserError(f"scenario {scenario.name} starts a container: leave it out, or --moegpu-attach")
         return scenario
     try:
-        launch_of(target.backend, target.launch(scenario), new_container_name())
+        spec = target.launch(scenario)
+        launch_of(target.backend, spec, new_container_name())
+        if scenario.settings.extra_flags and scenario.container is None:
+            # Only for flags of the user's own: some programs take 20 s to print their help.
+            wrong = launch_problems(target.backend, target.backend.argv(spec), spec.program, say)
+            if wrong:
+                raise UserError(f"settings.extra_flags: {'; '.join(wrong)}")
         container = prepare(scenario.container) if scenario.container is not None else None
     except UserError as error:
         raise UserError(f"scenario {scenario.name}: {error}") from error

@@ -16,7 +16,8 @@ from pytest_moegpu.core.sample import Sample
 from pytest_moegpu.errors import DeviceError, ProbeError
 from pytest_moegpu.host import ballast
 from pytest_moegpu.host.emulated import EmulatedProbe
-from pytest_moegpu.host.process import ServerProcess, StopReport
+from pytest_moegpu.host.process import ServerProcess
+from pytest_moegpu.host.stopreport import StopReport
 from tests.fakes.cuda_library import FakeCuda
 from tests.fakes.probe import GIB, FakeProbe
 from tests.fakes.waiting import gone, wait_for

@@ -9,7 +9,7 @@ import pytest
 from pytest_moegpu.core.evidence import DeviceProcess, Phase, StartFailure
 from pytest_moegpu.core.model import Limits
 from pytest_moegpu.errors import ProbeError, StartError
-from pytest_moegpu.host.process import StopReport
+from pytest_moegpu.host.stopreport import StopReport
 from pytest_moegpu.session.live import Live
 from tests.fakes.probe import GIB, FakeProbe
 

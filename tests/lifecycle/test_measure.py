@@ -17,7 +17,8 @@ from pytest_moegpu.core.health import DeviceHealth
 from pytest_moegpu.core.model import DeviceKind, LaunchSpec, Limits, Settings
 from pytest_moegpu.errors import ProbeError
 from pytest_moegpu.host.control import free_port
-from pytest_moegpu.host.process import ServerProcess, StopReport
+from pytest_moegpu.host.process import ServerProcess
+from pytest_moegpu.host.stopreport import StopReport
 from pytest_moegpu.session.measure import StartRun
 from pytest_moegpu.session.progress import Progress, Silent
 from pytest_moegpu.session.server import Server

@@ -12,7 +12,8 @@ import pytest
 
 from bench.vram_return import Batch, Job, run, summary
 from pytest_moegpu.core.evidence import DeviceProcess
-from pytest_moegpu.host.process import ServerProcess, StopReport
+from pytest_moegpu.host.process import ServerProcess
+from pytest_moegpu.host.stopreport import StopReport
 from tests.fakes.llama_server import environment, install
 from tests.fakes.probe import FakeProbe
 from tests.fakes.waiting import gone, pids_in

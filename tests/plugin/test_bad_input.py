@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from pytest_moegpu.host.cache import cache_dir
 from tests.fakes.project import Project, section, usage_error
+
+# Found before a test has a home folder of its own.
+CACHE = cache_dir()
 
 
 def test_unknown_profile_offers_the_nearest(project: Project) -> None:
@@ -186,3 +190,18 @@ def test_a_rehearsal_that_cannot_be(project: Project, options: tuple[str, ...], 
     size, *others = options
     usage_error(project.refuse(f"--moegpu-emulate-vram={size}", *others), *words)
     assert not project.store.ids()
+
+
+def test_a_flag_that_the_program_lacks_is_told_before_anything_is_started(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # pytester has a home folder of its own, and the model is in the cache of the user's.
+    monkeypatch.setenv("MOEGPU_CACHE", str(CACHE))
+    (pytester.path / "catalog/scenarios").mkdir(parents=True)
+    (pytester.path / "catalog/scenarios/typo.toml").write_text(
+        'schema = 1\nname = "typo"\ntitle = "t"\nextends = "embedded-2k"\n\n'
+        '[settings]\nextra_flags = ["--cache-rm", "0"]\n'
+    )
+    pytester.makeini("[pytest]\nmoegpu_catalog = catalog\n")
+    result = pytester.runpytest_subprocess("--moegpu=embedded", "--moegpu-scenario=typo", timeout=120)
+    usage_error(result, "scenario typo: settings.extra_flags: --cache-rm 0", "has no such flag", "write --cache-ram 0")

@@ -21,8 +21,8 @@ from pytest_moegpu.report.junit import properties
 from pytest_moegpu.report.terminal import failure_text, rows
 from pytest_moegpu.rerun import rerun_line
 from pytest_moegpu.session.judge import finish
+from pytest_moegpu.session.openprobe import open_probe
 from pytest_moegpu.session.records import promote, show
-from pytest_moegpu.session.target import open_probe
 from tests.fakes.pynvml_fake import h200, install
 from tests.unit.builders import answers, evidence, gpu, profile, run_record, scenario, start, stream, watched
 
