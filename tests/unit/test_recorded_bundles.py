@@ -1,4 +1,4 @@
-"""Runs of real engines on an H200, read and judged again: what a log says, and that nobody is accused."""
+"""Runs of real engines, read and judged again: what a log says, and that nobody is accused."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ ENGINES = ("llamacpp", "vllm", "sglang")
 CHECKS = ("preflight", "offload", "output", "context", "memory", "stability", "throughput")
 
 
-def recorded(engine: str) -> tuple[Evidence, Scenario, Profile]:
-    run = read_run(BUNDLES / f"h200-{engine}")
+def recorded(engine: str, where: str = "h200") -> tuple[Evidence, Scenario, Profile]:
+    run = read_run(BUNDLES / f"{where}-{engine}")
     assert run.asked is not None
     return run.evidence[0], run.scenarios[0], run.asked
 
@@ -66,6 +66,14 @@ def test_nobody_is_accused(engine: str, check: str) -> None:
     found = judged(*recorded(engine), check)
     assert found
     assert not [verdict for verdict in found if verdict.outcome in (Outcome.FAILED, Outcome.ERROR)]
+
+
+@pytest.mark.parametrize("engine", ["fastllm", "mlx", "sglang", "vllm"])
+@pytest.mark.parametrize("check", CHECKS)
+def test_nobody_is_accused_on_a_processor(engine: str, check: str) -> None:
+    found = judged(*recorded(engine, "processor"), check)
+    assert found
+    assert {verdict.outcome for verdict in found} == {Outcome.PASS}
 
 
 @pytest.mark.parametrize(
