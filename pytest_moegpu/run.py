@@ -22,6 +22,7 @@ from pytest_moegpu.report.junit import properties, suite_properties
 from pytest_moegpu.report.terminal import failure_text
 from pytest_moegpu.rerun import rerun_line
 from pytest_moegpu.session import Session
+from pytest_moegpu.session.crosscheck import CROSSCHECK, is_asked_for
 from pytest_moegpu.session.question import Question
 from pytest_moegpu.specs import Spec, named_scenarios, read
 from pytest_moegpu.terminal import TerminalProgress, real_stdout
@@ -31,7 +32,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Run", "list_profiles"]
 
-_SUITE_ORDER = ("preflight", "offload", "output", "context", "memory", "stability", "throughput", "baseline")
+_SUITE_ORDER = (
+    *("preflight", "offload", "output", "context", "memory", "stability", "throughput", "baseline"),
+    CROSSCHECK,
+)
 
 _SPEED_SUITES = ("test_throughput", "test_baseline")
 
@@ -69,7 +73,8 @@ class Run:
         own = config.args_source is not pytest.Config.ArgsSource.ARGS
         session = Session(options, TerminalProgress(real_stdout()))
         if own:
-            config.args[:] = suite_files()
+            asked = is_asked_for(config.option.keyword)
+            config.args[:] = [file for file in suite_files() if asked or not file.endswith(f"{CROSSCHECK}.py")]
         return cls(config, session, own)
 
     # Collection

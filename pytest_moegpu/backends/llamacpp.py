@@ -39,7 +39,10 @@ _FATAL = re.compile(
     r"^error: |ggml_cuda_init: failed to initialize|symbol lookup error|version `[^']+' not found",
     re.IGNORECASE,
 )
-_KV_TOKENS = re.compile(r"llama_kv_cache: size = +[\d.]+ MiB \( *(\d+) cells.*?K \((\w+)\)")
+# Cells of one stream; a model with a sliding window has a second, smaller cache.
+_KV_TOKENS = re.compile(
+    r"llama_kv_cache: size = +[\d.]+ MiB \( *(\d+) cells, +\d+ layers, +\d+/ *(\d+) seqs\), K \((\w+)\)"
+)
 _KV_SPELLINGS = {
     **{word: word for word in ("f32", "f16", "bf16", "q5_1", "q5_0", "q4_1", "iq4_nl")},
     "int8": "q8_0",
@@ -172,8 +175,8 @@ class LlamaCpp(Recipe):
             compute_bytes=_megabytes(_COMPUTE_BUFFER, output),
             slots=int(slots[-1][0]) if slots else None,
             context=int(slots[-1][1]) if slots else None,
-            kv_tokens=int(cells[-1][0]) if cells else None,
-            kv_type=cells[-1][1] if cells else None,
+            kv_tokens=max(int(size) * int(streams) for size, streams, _ in cells) if cells else None,
+            kv_type=cells[-1][2] if cells else None,
             devices=tuple(dict.fromkeys(name.strip() for name in _DEVICE.findall(output))),
             oom_lines=lines(_OOM, output, _STAMP),
             fatal_lines=lines(_FATAL, output, _STAMP),

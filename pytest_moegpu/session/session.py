@@ -26,6 +26,7 @@ from pytest_moegpu.errors import RecordError, StartError
 from pytest_moegpu.host.stack import host_facts
 from pytest_moegpu.host.store import Bundle, RunStore, baseline_path, read_baseline
 from pytest_moegpu.options import Options
+from pytest_moegpu.session.crosscheck import CROSSCHECK, cross_checked, left_behind
 from pytest_moegpu.session.describe import never_started
 from pytest_moegpu.session.device import held
 from pytest_moegpu.session.judge import Comparison, finish, untold_faults
@@ -243,7 +244,12 @@ class Session:
             UserError: No such check or scenario.
         """
         check = get_check(question.check)
-        evidence = question.narrow(self.evidence(name, check.needs))
+        evidence = self.evidence(name, check.needs)
+        if check.name == CROSSCHECK and evidence.oneshot is None and not self.unusable:
+            self.stop_live()
+            evidence = cross_checked(evidence, self.target, self.target.scenario(name), self.bundle)
+            self._evidence[name], self._unusable = evidence, left_behind(evidence)
+        evidence = question.narrow(evidence)
         judge = question.judge or check.judge
         verdicts = judge(evidence, question.change(self.target.scenario(name)), self.target.profile)
         return self._keep(tuple(v for v in verdicts if question.only(v)), rerun)

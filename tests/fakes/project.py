@@ -122,7 +122,8 @@ class Project:
         made.write("scenarios/fake-1k", _SCENARIO)
         made.write("models/tiny", _MODEL + answers)
         pytester.makeini("[pytest]\nmoegpu_catalog = catalog\n")
-        for name in ("MOEGPU_PROFILE", "MOEGPU_MODEL", "MOEGPU_LLAMA_SERVER", "CI", "CUDA_VISIBLE_DEVICES"):
+        ours = ("MOEGPU_PROFILE", "MOEGPU_MODEL", "MOEGPU_LLAMA_SERVER", "MOEGPU_LLAMA_CLI")
+        for name in (*ours, "CI", "CUDA_VISIBLE_DEVICES"):
             monkeypatch.delenv(name, raising=False)
         # One cache of compiled modules for all runs of this session, also where the environment forbids any.
         monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(root.parent / "pycache"))

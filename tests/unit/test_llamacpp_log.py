@@ -117,3 +117,12 @@ def test_the_first_cause_is_kept_of_a_long_crash() -> None:
     crash = "".join(f"CUDA error: number {i}\n" * 3 for i in range(40))
     found = RECIPE.read_log(crash).fatal_lines
     assert found == tuple(f"CUDA error: number {i}" for i in range(10))
+
+
+def test_kv_tokens_are_those_of_all_streams_in_the_largest_cache() -> None:
+    log = (
+        "llama_kv_cache: size =   90.00 MiB (  2048 cells,  30 layers,  2/2 seqs), K (q8_0):   45.00 MiB, V (q8_0)\n"
+        "llama_kv_cache: size =    9.00 MiB (   512 cells,   5 layers,  2/2 seqs), K (q8_0):    4.50 MiB, V (q8_0)\n"
+    )
+    found = LlamaCpp().read_log(log)
+    assert (found.kv_tokens, found.kv_type) == (4096, "q8_0")
