@@ -20,7 +20,7 @@ def test_a_good_run_and_all_its_reports(project: Project) -> None:
     text = result.stdout.str()
     assert text.count("ready after") == 3, "measured more often than asked"
     assert text.count("context: 5 requests") == 1
-    assert "good: 4 NO_BASELINE, 12 PASS" in text
+    assert "good: 4 NO_BASELINE, 13 PASS" in text
     assert f"keep it as baseline: moegpu promote .moegpu/runs/{project.store.ids()[-1]}\n" in text
 
     junit = project.junit()
