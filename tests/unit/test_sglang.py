@@ -339,6 +339,12 @@ class TestChat:
         assert [delta.finish_reason for delta in deltas if delta.finish_reason] == ["stop"]
         assert deltas[-1].usage == Usage(prompt_tokens=37, cached_tokens=29, output_tokens=8, timings={})
 
+    @pytest.mark.parametrize("details", ["", ',"prompt_tokens_details":null'])
+    def test_a_prompt_without_details_of_its_cached_tokens_had_none(self, details: str) -> None:
+        usage = f'{{"prompt_tokens":1075,"total_tokens":1331,"completion_tokens":256{details}}}'
+        delta = RECIPE.read_event(f'{{"choices":[],"usage":{usage}}}')
+        assert delta.usage == Usage(prompt_tokens=1075, cached_tokens=0, output_tokens=256, timings={})
+
     def test_a_stream_that_goes_on_after_the_end_of_the_answer(self) -> None:
         deltas = events("stream-ignore-eos.txt")
         usage = deltas[-1].usage
