@@ -149,13 +149,27 @@ def test_a_server_that_aborts_at_the_first_chat_was_healthy_before(project: pyte
 
 
 def test_an_exit_code_of_0_before_it_is_ready_is_a_failure(project: pytest.Pytester) -> None:
-    result, record = with_kv_cache(project, "q8_0")
+    """A type of weights that it cannot read: a GGUF of Q4_1, which is the embedded model's own file."""
+    result, record = run(project, "--moegpu-model=smollm2-135m-instruct", "-k", "output")
     failure = broken(record)
     assert (failure.phase, failure.exit_code) == (Phase.LAUNCH, 0)
-    cause = "fatal error (exit code 0): FastLLM Error: set_model_kv_cache_dtype error: kv_cache_dtype should be auto, "
+    cause = "fatal error (exit code 0): "
     assert failure.cause.startswith(cause)
+    assert "error with type q4_1" in failure.cause
     assert result.ret == 1
     assert cause in result.stdout.str()
+
+
+def test_a_kv_cache_that_it_does_not_have_is_refused_before_it_is_started(project: pytest.Pytester) -> None:
+    """Started, it would end with exit code 0: tests/data/engines/fastllm/faults."""
+    folder = project.path / "catalog/scenarios"
+    folder.mkdir()
+    (folder / "kv.toml").write_text(SCENARIO.format(name="kv", kind="q8_0"))
+    result = project.runpytest_subprocess(*ONE_START, "--moegpu-scenario=kv", timeout=RUN_SECONDS)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    said = result.stderr.str()
+    assert "settings.extra_flags: --kv_cache_dtype q8_0: fastllm has no KV cache of int8" in said
+    assert not (project.path / ".moegpu/runs").exists() or not list((project.path / ".moegpu/runs").iterdir())
 
 
 def test_a_gguf_of_an_architecture_that_it_does_not_know_fails_correctness(project: pytest.Pytester, f16: Path) -> None:
