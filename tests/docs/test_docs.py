@@ -14,6 +14,7 @@ import pytest
 from pytest_moegpu import cli, fixtures
 from pytest_moegpu.backends import BACKENDS, get_backend
 from pytest_moegpu.catalog import Catalog, schema
+from pytest_moegpu.core.model import LaunchSpec
 from pytest_moegpu.core.verdict import METRICS, FailedClass, Outcome
 from pytest_moegpu.markers import MARKERS
 from pytest_moegpu.specs import CHECK_NAMES
@@ -224,3 +225,47 @@ def test_the_table_of_backends_is_that_of_the_recipes() -> None:
         for name in BACKENDS
         for backend in (get_backend(name),)
     }
+
+
+@pytest.mark.parametrize("name", sorted(BACKENDS))
+def test_the_table_of_what_is_known_of_a_run_is_that_of_the_recipe(name: str) -> None:
+    backend = get_backend(name)
+    started = bool(backend.program)
+    section = reference("backends").split("## What is known of a run")[1].split("## ")[0]
+    (row,) = (line for line in section.splitlines() if line.startswith(f"| `{name}` |"))
+    *_, exact, begun, logprobs, key, seconds = (cell.strip() for cell in row.strip("|").split("|"))
+    asked = "yes" if started else "if it tells"
+    assert exact == ("yes" if backend.ignores_eos else "no")
+    assert begun == ("yes" if backend.continues_prefill else "no")
+    assert logprobs == (asked if backend.gives_logprobs else "no")
+    assert key == ("by environment" if backend.takes_key else "none" if started else "`MOEGPU_API_KEY`")
+    assert seconds == (f"{backend.stop_seconds:g}" if started else "never stopped")
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang", "fastllm", "mlx"])
+def test_the_example_of_an_engine_is_a_catalog_that_its_recipe_can_start(name: str, tmp_path: Path) -> None:
+    page = (DOCS / "how-to" / f"{name}.md").read_text(encoding="utf-8")
+    for text in (body for language, body in FENCE.findall(page) if language == "toml"):
+        example = tomllib.loads(text)
+        folder = tmp_path / ("profiles" if "scenarios" in example else "scenarios")
+        folder.mkdir(exist_ok=True)
+        (folder / f"{example['name']}.toml").write_text(text, encoding="utf-8")
+    catalog = Catalog.load([tmp_path])
+    profile = catalog.profile(f"my-{name}")
+    scenario = catalog.scenario(profile.scenarios[0], profile)
+    assert profile.backend == scenario.backend == name
+    spec = LaunchSpec(
+        program=("program",),
+        model_path="/models/folder",
+        model_name="model",
+        settings=scenario.settings,
+        host="127.0.0.1",
+        port=8000,
+        api_key="",
+        device_kind=profile.gpu.kind,
+        compute_capability=profile.gpu.compute_capability,
+    )
+    section = page.split("## What is started")[1].split("## What is read")[0]
+    argv = get_backend(name).argv(spec)
+    told = set(re.findall(r"(--[\w-]+)", section))
+    assert {word for word in argv if word.startswith("--")} <= told | {"--host", "--port"}
