@@ -7,7 +7,6 @@ been run for real: no package index ships the server. See docs/how-to/ollama.md.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +23,7 @@ from pytest_moegpu.backends.base import (
     Usage,
 )
 from pytest_moegpu.backends.llamacpp import LlamaCpp
-from pytest_moegpu.backends.recipe import Recipe, count, lines, refuse, text
+from pytest_moegpu.backends.recipe import Recipe, count, lines, refuse, text, token_choice
 from pytest_moegpu.core.evidence import LogFacts, TokenChoice
 from pytest_moegpu.core.kvcache import spell_kv
 from pytest_moegpu.core.model import ALL_LAYERS, DeviceKind, LaunchSpec, ModelFormat
@@ -277,17 +276,4 @@ def _usage(line: dict[str, Any]) -> Usage:
 
 
 def _choices(given: Any) -> tuple[TokenChoice, ...]:
-    return tuple(_choice(entry) for entry in given if isinstance(entry, dict)) if isinstance(given, list) else ()
-
-
-def _choice(entry: dict[str, Any]) -> TokenChoice:
-    others = entry.get("top_logprobs") or ()
-    return TokenChoice(
-        token=str(entry.get("token", "")),
-        logprob=_number(entry.get("logprob")),
-        top=tuple((str(other.get("token", "")), _number(other.get("logprob"))) for other in others),
-    )
-
-
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else math.nan
+    return tuple(token_choice(entry) for entry in given if isinstance(entry, dict)) if isinstance(given, list) else ()

@@ -16,7 +16,7 @@ from pytest_moegpu.core.flags import Flag
 from pytest_moegpu.core.model import LaunchSpec, ModelFormat, Settings
 from pytest_moegpu.errors import UserError
 
-__all__ = ["LAST_PORT", "Recipe", "count", "lines", "refuse", "text"]
+__all__ = ["LAST_PORT", "Recipe", "count", "lines", "refuse", "text", "token_choice"]
 
 LAST_PORT = 65_535
 # The tail of a crash repeats itself; the first cause is what a person needs.
@@ -178,13 +178,15 @@ def _usage(chunk: dict[str, Any]) -> Usage | None:
 def _choices(choice: dict[str, Any]) -> tuple[TokenChoice, ...]:
     """Read what the model chose from, where log-probabilities were asked for. A missing number is NaN."""
     given = (choice.get("logprobs") or {}).get("content") or []
-    return tuple(
-        TokenChoice(
-            token=str(entry.get("token", "")),
-            logprob=_number(entry.get("logprob")),
-            top=tuple((str(t.get("token", "")), _number(t.get("logprob"))) for t in entry.get("top_logprobs") or ()),
-        )
-        for entry in given
+    return tuple(token_choice(entry) for entry in given)
+
+
+def token_choice(entry: Mapping[str, Any]) -> TokenChoice:
+    """Read the log-probability of one token and of the likeliest, in the form that OpenAI's and Ollama's API have."""
+    return TokenChoice(
+        token=str(entry.get("token", "")),
+        logprob=_number(entry.get("logprob")),
+        top=tuple((str(t.get("token", "")), _number(t.get("logprob"))) for t in entry.get("top_logprobs") or ()),
     )
 
 

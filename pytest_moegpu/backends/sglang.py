@@ -6,35 +6,24 @@ sources of 0.5.15 and 0.5.23. `program` may also be `python -m sglang.launch_ser
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import PurePath
 from typing import Any, ClassVar
 
-from pytest_moegpu.backends.base import ChatRequest, Delta, EngineVersion, Load, ServedModel
-from pytest_moegpu.backends.recipe import LAST_PORT, Recipe, count, lines, refuse, text
+from pytest_moegpu.backends.base import EngineVersion, Load, ServedModel
+from pytest_moegpu.backends.recipe import LAST_PORT, count, lines, text
+from pytest_moegpu.backends.torchserver import TorchServer, refused_fp8
 from pytest_moegpu.core.evidence import LogFacts
 from pytest_moegpu.core.kvcache import spell_kv
 from pytest_moegpu.core.model import DeviceKind, LaunchSpec
 from pytest_moegpu.core.units import GIB
-from pytest_moegpu.errors import UserError
 
 __all__ = ["SgLang"]
 
 _COMMAND = "sglang"
 _SERVE = "serve"
-# An installation without its metadata has them in its own modules.
-_VERSIONS = """
-import importlib, importlib.metadata
-for name, module in (("sglang", "sglang.version"), ("torch", "torch.version")):
-    try:
-        print(name, importlib.metadata.version(name))
-    except importlib.metadata.PackageNotFoundError:
-        print(name, importlib.import_module(module).__version__)
-"""
 # A server of gRPC may take the port this much above the one given.
 _GRPC_PORTS = 10_000
 # What the slots of a processor's profile can hold, twice: the rest is for prefixes that come again.
@@ -48,7 +37,6 @@ _KV_SPELLINGS = {
     "fp8_e5m2": "fp8_e5m2",
     "fp4": "nvfp4",
 }
-_FP8_CAPABILITY = (8, 9)
 _UNABLE = {
     "flash_attention": "SGLang chooses the attention kernels by --attention-backend, for settings.extra_flags",
     "batch": "SGLang has one such size: settings.prefill_chunk",
@@ -81,7 +69,7 @@ _FATAL = re.compile(
 )
 
 
-class SgLang(Recipe):
+class SgLang(TorchServer):
     """Recipe for SGLang's server.
 
     It takes a key on its command line only, which every user of the machine can read, so it gets none: it listens on
@@ -90,6 +78,7 @@ class SgLang(Recipe):
     """
 
     name = "sglang"
+    version_modules: ClassVar[Mapping[str, str]] = {"sglang": "sglang.version"}
     program = _COMMAND
     program_variable = "MOEGPU_SGLANG"
     install_hint = "pip install sglang: https://docs.sglang.io/get_started/install.html"
@@ -157,9 +146,7 @@ class SgLang(Recipe):
     def argv(self, spec: LaunchSpec) -> tuple[str, ...]:
         """Write the command line. On a processor the kernels of torch are chosen, which need no extensions."""
         s, on_cpu = spec.settings, spec.device_kind is DeviceKind.CPU
-        refuse(self.name, s, _UNABLE | (_UNABLE_ON_CPU if on_cpu else _UNABLE_ON_GPU))
-        if s.gpu_layers:
-            raise UserError(f"settings.gpu_layers: {self.name}: the profile has no GPU, so it can only be 0")
+        self.refuse_on_device(spec, _UNABLE, _UNABLE_ON_GPU, _UNABLE_ON_CPU)
         kv = spell_kv(self.name, s.kv_cache, _KV_SPELLINGS, _refused_kv(spec))
         flags = [
             *("--model-path", spec.model_path, "--served-model-name", spec.model_name),
@@ -197,13 +184,11 @@ class SgLang(Recipe):
         return made
 
     def version_argv(self, program: Sequence[str]) -> tuple[str, ...]:
-        """Ask the interpreter for the packages' versions where the program shows it: the server has no such flag."""
-        if "-m" in program:
-            return (*program[: program.index("-m")], "-c", _VERSIONS)
+        """The command `sglang` has a verb for it, the interpreter can be asked; other programs may not answer."""
         command = program[:-1] if program[-1] == _SERVE else program
-        if PurePath(command[-1]).name == _COMMAND:
+        if "-m" not in program and PurePath(command[-1]).name == _COMMAND:
             return (*command, "version")
-        return (*program, "--version")
+        return super().version_argv(program)
 
     def read_version(self, output: str) -> EngineVersion:
         """Read version and revision, and the CUDA toolkit from torch's version, such as `+cu130`: 13.0."""
@@ -254,25 +239,6 @@ class SgLang(Recipe):
             fatal_lines=lines(_FATAL, output, _STAMP),
         )
 
-    def request(self, spec: LaunchSpec, chat: ChatRequest) -> dict[str, Any]:
-        """Write a streamed, greedy chat request; a begun answer must be said to be one, or a new one is given.
-
-        A prompt that is to miss the prefix cache gets a salt of its own: only the same prompt, sent so again, finds it.
-        """
-        body = super().request(spec, chat)
-        if chat.prefill:
-            body |= {"continue_final_message": True, "add_generation_prompt": False}
-        if not chat.cache_prompt:
-            body["cache_salt"] = hashlib.sha256(chat.prompt.encode()).hexdigest()[:16]
-        return body
-
-    def read_event(self, data: str) -> Delta:
-        """Read one chunk. Details of the prompt, asked for, are given only when some of it came from the cache."""
-        delta = super().read_event(data)
-        if delta.usage is None or delta.usage.cached_tokens is not None:
-            return delta
-        return replace(delta, usage=replace(delta.usage, cached_tokens=0))
-
 
 def _serve(program: Sequence[str]) -> tuple[str, ...]:
     """Return the verb that the command `sglang` needs and the module does not."""
@@ -294,16 +260,7 @@ def _sizes(prefix: str, found: Sequence[tuple[str, str]]) -> dict[str, int]:
 
 
 def _refused_kv(spec: LaunchSpec) -> dict[str, str]:
-    """Return what this device cannot hold, each with the reason; nothing where the scenario names the kernels."""
+    """Return what this device cannot hold, each with the reason."""
     if spec.device_kind is DeviceKind.CPU:
         return dict.fromkeys(("fp8_e4m3", "fp8_e5m2", "fp4"), "on a processor SGLang needs Intel AMX for it")
-    if spec.compute_capability is None or "--attention-backend" in spec.settings.extra_flags:
-        return {}
-    have = tuple(int(part) for part in spec.compute_capability.split("."))
-    if have >= _FP8_CAPABILITY:
-        return {}
-    reason = (
-        f"Triton's kernels for it need compute capability 8.9, and this GPU has {spec.compute_capability}; "
-        "--attention-backend in settings.extra_flags names others"
-    )
-    return {"fp8_e4m3": reason}
+    return refused_fp8(spec)

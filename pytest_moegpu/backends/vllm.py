@@ -7,35 +7,24 @@ GGUF is left to a plugin.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from pytest_moegpu.backends.base import ChatRequest, Delta, EngineVersion, Load
-from pytest_moegpu.backends.recipe import Recipe, lines, refuse
+from pytest_moegpu.backends.base import EngineVersion, Load
+from pytest_moegpu.backends.recipe import lines
+from pytest_moegpu.backends.torchserver import TorchServer, capability, refused_fp8, this_gpu
 from pytest_moegpu.core.evidence import LogFacts
 from pytest_moegpu.core.kvcache import spell_kv
 from pytest_moegpu.core.model import DeviceKind, LaunchSpec
 from pytest_moegpu.core.units import GIB
-from pytest_moegpu.errors import UserError
 
 __all__ = ["Vllm"]
 
 # For the small models of a processor's profile; without it vLLM takes 92 % of the machine's memory there.
 _CPU_KV_GIB = "1"
 # Attributes of the package alone: `vllm --version` imports the whole engine first, 10 to 20 s.
-# An installation without its metadata has them in its own modules.
-_VERSIONS = """
-import importlib, importlib.metadata
-for name, module in (("vllm", "vllm.version"), ("torch", "torch.version")):
-    try:
-        print(name, importlib.metadata.version(name))
-    except importlib.metadata.PackageNotFoundError:
-        print(name, importlib.import_module(module).__version__)
-"""
 
 _KV_SPELLINGS = {
     # The model's own 16-bit type, whichever of the two it is.
@@ -47,7 +36,6 @@ _KV_SPELLINGS = {
     "int4": "int4_per_token_head",
     "fp4": "nvfp4",
 }
-_FP8_CAPABILITY = (8, 9)
 _FP4_CAPABILITY_MAJOR = 10
 _UNABLE = {
     "flash_attention": "vLLM chooses the attention kernels by --attention-backend, for settings.extra_flags",
@@ -95,7 +83,7 @@ _FATAL = re.compile(
 )
 
 
-class Vllm(Recipe):
+class Vllm(TorchServer):
     """Recipe for `vllm serve`.
 
     Without `settings.memory_share` vLLM takes its own default of the GPU memory (0.9 or 0.92, by version) whatever the
@@ -103,6 +91,7 @@ class Vllm(Recipe):
     """
 
     name = "vllm"
+    version_modules: ClassVar[Mapping[str, str]] = {"vllm": "vllm.version"}
     program = "vllm"
     program_variable = "MOEGPU_VLLM"
     install_hint = (
@@ -154,9 +143,7 @@ class Vllm(Recipe):
     def argv(self, spec: LaunchSpec) -> tuple[str, ...]:
         """Write the command line. The processor gets no graphs: compiling for it takes longer than a run."""
         s, on_cpu = spec.settings, spec.device_kind is DeviceKind.CPU
-        refuse(self.name, s, _UNABLE | (_UNABLE_ON_CPU if on_cpu else _UNABLE_ON_GPU))
-        if s.gpu_layers:
-            raise UserError(f"settings.gpu_layers: {self.name}: the profile has no GPU, so it can only be 0")
+        self.refuse_on_device(spec, _UNABLE, _UNABLE_ON_GPU, _UNABLE_ON_CPU)
         kv = spell_kv(self.name, s.kv_cache, _KV_SPELLINGS, _refused_kv(spec))
         flags = [
             *("serve", spec.model_path, "--served-model-name", spec.model_name),
@@ -198,12 +185,6 @@ class Vllm(Recipe):
                 made |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(spec.settings.threads)}
         return made
 
-    def version_argv(self, program: Sequence[str]) -> tuple[str, ...]:
-        """Ask the interpreter for the packages' versions where the program shows it, else the program itself."""
-        if "-m" in program:
-            return (*program[: program.index("-m")], "-c", _VERSIONS)
-        return (*program, "--version")
-
     def read_version(self, output: str) -> EngineVersion:
         """Read vLLM's version, and the CUDA toolkit from its local part or torch's, such as `+cu130`: 13.0."""
         own, torch = _VERSION.findall(output), _TORCH.search(output)
@@ -244,25 +225,6 @@ class Vllm(Recipe):
             fatal_lines=lines(_FATAL, lived, _STAMP),
         )
 
-    def request(self, spec: LaunchSpec, chat: ChatRequest) -> dict[str, Any]:
-        """Write a streamed, greedy chat request; a begun answer must be said to be one, or a new one is given.
-
-        A prompt that is to miss the prefix cache gets a salt of its own: only the same prompt, sent so again, finds it.
-        """
-        body = super().request(spec, chat)
-        if chat.prefill:
-            body |= {"continue_final_message": True, "add_generation_prompt": False}
-        if not chat.cache_prompt:
-            body["cache_salt"] = hashlib.sha256(chat.prompt.encode()).hexdigest()[:16]
-        return body
-
-    def read_event(self, data: str) -> Delta:
-        """Read one chunk. Asked for them, vLLM 0.22 gives details of the prompt only when some of it was cached."""
-        delta = super().read_event(data)
-        if delta.usage is None or delta.usage.cached_tokens is not None:
-            return delta
-        return replace(delta, usage=replace(delta.usage, cached_tokens=0))
-
 
 def _of_gpus(pattern: re.Pattern[str], output: str) -> dict[str, int]:
     """Read a size per GPU; a line without a rank is of the first, and so is the only one of several that some give."""
@@ -270,16 +232,10 @@ def _of_gpus(pattern: re.Pattern[str], output: str) -> dict[str, int]:
 
 
 def _refused_kv(spec: LaunchSpec) -> dict[str, str]:
-    """Return what this device cannot hold, each with the reason; nothing where the scenario names the kernels."""
+    """Return what this device cannot hold, each with the reason."""
     if spec.device_kind is DeviceKind.CPU:
         return dict.fromkeys(("int8", "int4", "fp4"), "vLLM's attention on a processor does not read it")
-    if spec.compute_capability is None or "--attention-backend" in spec.settings.extra_flags:
-        return {}
-    have = tuple(int(part) for part in spec.compute_capability.split("."))
-    found = f"and this GPU has {spec.compute_capability}; --attention-backend in settings.extra_flags names others"
-    refused = {}
-    if have < _FP8_CAPABILITY:
-        refused["fp8_e4m3"] = f"Triton's kernels for it need compute capability 8.9, {found}"
-    if have[0] != _FP4_CAPABILITY_MAJOR:
-        refused["fp4"] = f"its kernels need compute capability 10, {found}"
-    return refused
+    have = capability(spec)
+    if have is None or have[0] == _FP4_CAPABILITY_MAJOR:
+        return refused_fp8(spec)
+    return refused_fp8(spec) | {"fp4": f"its kernels need compute capability 10, {this_gpu(spec)}"}
