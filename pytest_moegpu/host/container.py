@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import re
 import shutil
 import time
 from dataclasses import asdict, replace
@@ -26,6 +25,7 @@ from pytest_moegpu.core.runner import (
 )
 from pytest_moegpu.errors import ProgramError, UserError
 from pytest_moegpu.host.ending import end, run
+from pytest_moegpu.host.modelfile import is_part
 
 __all__ = ["ContainerProcess", "mounts_of", "once", "prepare"]
 
@@ -34,7 +34,6 @@ _INSPECT_SECONDS = 5.0
 # How often a container that has no process yet is looked up.
 _LOOK_SECONDS = 0.25
 _CLOCK_SECONDS = 1.0
-_SPLIT = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 _INIT_PROGRAMS = ("docker-init", "tini", "catatonit", "podman-init")
 
 
@@ -86,7 +85,7 @@ def mounts_of(model: str) -> tuple[Mount, ...]:
     """
     path = Path(model)
     if not path.is_dir():
-        if _SPLIT.search(path.name):
+        if is_part(path):
             return mounts_of(str(path.parent))
         return (Mount(source=os.path.realpath(path), target=str(path)),)
     places = {Path(os.path.realpath(each)).parent for each in path.iterdir() if each.is_symlink()}

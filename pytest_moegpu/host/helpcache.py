@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -21,6 +20,7 @@ from pathlib import Path
 
 from pytest_moegpu.errors import ProgramError
 from pytest_moegpu.host.cache import cache_dir
+from pytest_moegpu.host.command import run_command
 from pytest_moegpu.host.files import write_atomic
 
 __all__ = ["ProgramTexts", "program_texts"]
@@ -105,29 +105,13 @@ def _output(argv: Sequence[str]) -> str:
         ProgramError: It cannot be run, takes too long, or fails.
     """
     try:
-        # A session of its own, so that all it may have started ends with it.
-        process = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            env=os.environ | _ENVIRONMENT,
-            start_new_session=True,
-        )
+        done = run_command(argv, seconds=_SECONDS, environment=os.environ | _ENVIRONMENT)
     except OSError as error:
         raise ProgramError(f"cannot run {' '.join(argv)!r}: {error}") from error
-    with process:
-        try:
-            out, err = process.communicate(timeout=_SECONDS)
-        except BaseException as error:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            if isinstance(error, subprocess.TimeoutExpired):
-                raise ProgramError(f"{' '.join(argv)!r} printed nothing whole in {_SECONDS:g} s") from error
-            raise
-    if process.returncode != 0:
-        tail = " / ".join((out + err).strip().splitlines()[-3:])
-        raise ProgramError(f"{' '.join(argv)!r} ended with exit code {process.returncode}: {tail}")
-    return out + err
+    except subprocess.TimeoutExpired as error:
+        raise ProgramError(f"{' '.join(argv)!r} printed nothing whole in {_SECONDS:g} s") from error
+    output = done.stdout + done.stderr
+    if done.returncode != 0:
+        tail = " / ".join(output.strip().splitlines()[-3:])
+        raise ProgramError(f"{' '.join(argv)!r} ended with exit code {done.returncode}: {tail}")
+    return output

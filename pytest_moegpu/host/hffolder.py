@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 from pytest_moegpu.core.model import ModelFacts, ModelFile, ModelFormat
 from pytest_moegpu.errors import ModelFileError
-from pytest_moegpu.host.modelfile import sha256_of
+from pytest_moegpu.host.modelfile import catalog_name, is_lfs_pointer, sha256_of
 
 __all__ = ["facts_of_folder", "folder_file", "is_folder_model"]
 
@@ -65,7 +64,7 @@ def facts_of_folder(path: Path) -> ModelFacts:
     kinds = config.get("layer_types")
     full = sum("full" in str(kind) for kind in kinds) if isinstance(kinds, list) and kinds else layers
     return ModelFacts(
-        name=re.sub(r"[^a-z0-9.]+", "-", path.name.lower()).strip("-."),
+        name=catalog_name(path.name),
         title=path.name,
         architecture=str(outer.get("model_type", "")),
         layers=layers,
@@ -110,7 +109,7 @@ def _weights(path: Path) -> list[Path]:
         raise ModelFileError(f"model folder {path}: has no .safetensors file")
     for file in weights:
         with file.open("rb") as opened:
-            if opened.read(40).startswith(b"version https://git-lfs"):
+            if is_lfs_pointer(opened.read(40)):
                 raise ModelFileError(
                     f"model folder {path}: {file.name} is a Git LFS pointer, not the weights: run `git lfs pull` there"
                 )

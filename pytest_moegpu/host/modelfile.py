@@ -19,7 +19,17 @@ from pytest_moegpu.host.cache import cache_dir
 from pytest_moegpu.host.files import write_atomic
 from pytest_moegpu.host.ggufheader import DamagedHeaderError, Header, LongArray, PastEndError, read_header
 
-__all__ = ["GgufFacts", "facts_of", "model_file", "read_gguf", "remember_sha256", "sha256_of"]
+__all__ = [
+    "GgufFacts",
+    "catalog_name",
+    "facts_of",
+    "is_lfs_pointer",
+    "is_part",
+    "model_file",
+    "read_gguf",
+    "remember_sha256",
+    "sha256_of",
+]
 
 _CHUNK = 2**22
 _GUESSED = 1024
@@ -69,7 +79,7 @@ def read_gguf(path: Path) -> GgufFacts:
 def facts_of(gguf: GgufFacts) -> ModelFacts:
     """Return the facts of a model that the catalog does not know; the recurrent state counts as 0 bytes."""
     return ModelFacts(
-        name=re.sub(r"[^a-z0-9.]+", "-", gguf.name.lower()).strip("-.") or gguf.architecture,
+        name=catalog_name(gguf.name) or gguf.architecture,
         title=gguf.name,
         architecture=gguf.architecture,
         layers=gguf.layers,
@@ -85,6 +95,21 @@ def facts_of(gguf: GgufFacts) -> ModelFacts:
         size_bytes=gguf.size_bytes,
         quantisation=gguf.quantisation,
     )
+
+
+def catalog_name(title: str) -> str:
+    """Turn a model's own name into one as the catalog has them; empty where nothing of it can stay."""
+    return re.sub(r"[^a-z0-9.]+", "-", title.lower()).strip("-.")
+
+
+def is_lfs_pointer(start: bytes) -> bool:
+    """Tell from the first bytes of a file whether it is Git LFS's pointer to a file."""
+    return start.startswith(b"version https://git-lfs")
+
+
+def is_part(path: Path) -> bool:
+    """Tell whether a file is one part of a split model."""
+    return _PART.search(path.name) is not None
 
 
 def model_file(path: Path) -> ModelFile:
@@ -204,7 +229,7 @@ def _look(path: Path) -> None:
         else:
             with path.open("rb") as file:
                 start = file.read(40)
-            if start.startswith(b"version https://git-lfs"):
+            if is_lfs_pointer(start):
                 problem = "is a Git LFS pointer, not the model: run `git lfs pull` in its repository"
             elif not start.startswith(b"GGUF"):
                 problem = f"is not a GGUF file: it starts with {start[:4]!r}, not b'GGUF'"

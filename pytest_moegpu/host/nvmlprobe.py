@@ -74,8 +74,7 @@ class NvmlProbe:
             # CUDA numbers only the GPUs it may open, so beside a closed one an index means another GPU there.
             self._by_uuid = any(device.error is not None for device in found)
             self._memory_v2 = all(self._nvml.memory(device, v2=True) is not None for device in self._devices)
-            self._in_order = [_Readers(self._nvml, d, v2=self._memory_v2) for d in self._devices]
-            self._readers = dict(zip((d.index for d in self._devices), self._in_order, strict=True))
+            self._readers = [_Readers(self._nvml, device, v2=self._memory_v2) for device in self._devices]
         except BaseException:
             self.close()
             raise
@@ -112,7 +111,7 @@ class NvmlProbe:
         """
         if self._often_at <= time < self._plain_until and phase == self._phase:
             # Nothing but memory is due: the way of three readings in four, which must be short.
-            return tuple([readers.plain(time, phase) for readers in self._in_order])
+            return tuple([readers.plain(time, phase) for readers in self._readers])
         # Either way round: callers' clocks may start anywhere.
         often = abs(time - self._often_at) >= _OFTEN_SECONDS
         seldom = abs(time - self._seldom_at) >= _SELDOM_SECONDS
@@ -130,10 +129,11 @@ class NvmlProbe:
             self._often_at + _OFTEN_SECONDS, self._seldom_at + _SELDOM_SECONDS, self._energy_at + self._energy_seconds
         )
         # Memory of all first: the others take milliseconds now and then, and one stamp stands for all devices.
-        memory = [self._readers[device.index].memory() for device in self._devices]
+        memory = [readers.memory() for readers in self._readers]
+        due = _Due(often, clock, seldom, energy)
         return tuple(
-            self._read(device, sizes, time, phase, _Due(often, clock, seldom, energy))
-            for device, sizes in zip(self._devices, memory, strict=True)
+            self._read(device, readers, sizes, time, phase, due)
+            for device, readers, sizes in zip(self._devices, self._readers, memory, strict=True)
         )
 
     def health(self) -> tuple[DeviceHealth, ...]:
@@ -185,8 +185,8 @@ class NvmlProbe:
             cuda_name=device.uuid if self._by_uuid or device.parent else str(device.index),
         )
 
-    def _read(self, device: Found, sizes: Memory, time: float, phase: str, due: _Due) -> Sample:
-        nvml, readers = self._nvml, self._readers[device.index]
+    def _read(self, device: Found, readers: _Readers, sizes: Memory, time: float, phase: str, due: _Due) -> Sample:
+        nvml = self._nvml
         used, free, reserved = sizes
         load = nvml.ask(device, "nvmlDeviceGetUtilizationRates") if due.seldom else None
         return Sample(

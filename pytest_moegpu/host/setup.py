@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Mapping, Sequence
 
+from pytest_moegpu.host.command import run_command
+
 __all__ = ["run_setup"]
 
 _LAST_LINES = 3
@@ -21,16 +23,7 @@ def run_setup(argv: Sequence[str], environment: Mapping[str, str], folder: str, 
     """
     shown = " ".join(argv)
     try:
-        done = subprocess.run(
-            argv,
-            env=dict(environment),
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=seconds,
-            stdin=subprocess.DEVNULL,
-        )
+        done = run_command(argv, seconds=seconds, environment=environment, folder=folder)
     except subprocess.TimeoutExpired:
         return f"{shown!r} did not end within {seconds:g} s"
     except OSError as error:

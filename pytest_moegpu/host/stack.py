@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pytest_moegpu.core.faults import find
 from pytest_moegpu.errors import ProgramError
+from pytest_moegpu.host.command import run_command
 
 __all__ = ["find_program", "host_facts", "libraries", "os_class", "program_output"]
 
@@ -100,9 +101,7 @@ def program_output(argv: Sequence[str]) -> str:
         ProgramError: It cannot be run here, or fails; with what it printed.
     """
     try:
-        done = subprocess.run(
-            argv, capture_output=True, text=True, errors="replace", timeout=_VERSION_SECONDS, stdin=subprocess.DEVNULL
-        )
+        done = run_command(argv, seconds=_VERSION_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ProgramError(f"cannot run {' '.join(argv)!r}: {error}") from error
     output = done.stdout + done.stderr

@@ -11,7 +11,6 @@ from pytest_moegpu.backends.base import Backend, ChatRequest
 from pytest_moegpu.core.evidence import LogFacts, Phase, RequestKind, RequestRecord, StartFailure
 from pytest_moegpu.core.model import Limits, Settings
 from pytest_moegpu.errors import StartError
-from pytest_moegpu.host.control import parsed
 from pytest_moegpu.host.process import tail
 from pytest_moegpu.host.stopreport import StopReport
 from pytest_moegpu.host.treemem import TreeMemory
@@ -40,6 +39,8 @@ class AttachedServer(Conversation):
 
     argv: tuple[str, ...] = ()
     load_seconds: float | None = None
+    # Its names were listed, and one was chosen.
+    wrong_model = ""
 
     def __init__(
         self, backend: Backend, attachment: Attachment, settings: Settings, limits: Limits, log_path: Path
@@ -117,18 +118,14 @@ class AttachedServer(Conversation):
             return f"{self._health_path} does not answer"
         return "" if answer[0] == 200 else f"{self._health_path} says HTTP {answer[0]}"
 
-    def ask_model(self) -> str:
-        """Ask for the model that was chosen among those it serves; return why that is not served, or an empty text."""
-        if self.backend.props_path is None:
-            return ""
-        body = parsed(self.get(self.backend.props_path))
-        if body is None:
-            self.notes.append(f"{self.backend.props_path} did not answer: the model served is not confirmed")
-            return ""
-        self.served = self.backend.read_props(_only(body, self.spec.model_name))
-        if self.served.name in (None, self.spec.model_name, self.spec.model_name.removesuffix(":latest")):
-            return ""
-        return f"serves {self.served.name!r}, wanted {self.spec.model_name!r}"
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The name that was chosen among those it serves, with Ollama's tag of one without a tag or not."""
+        return (self.spec.model_name, self.spec.model_name.removesuffix(":latest"))
+
+    def own_part(self, body: Any) -> Any:
+        """Leave only the entries of that model in a description that lists several."""
+        return _only(body, self.spec.model_name)
 
     def chat(self, request: ChatRequest, kind: RequestKind, name: str, **more: Any) -> RequestRecord:
         """Send one streamed request, as every conversation does; an error that repeats the key is kept without it."""

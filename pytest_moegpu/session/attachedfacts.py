@@ -11,11 +11,10 @@ from pytest_moegpu.core.model import DeviceKind, ModelFacts, ModelFile, Profile
 from pytest_moegpu.errors import UserError
 from pytest_moegpu.session.attached import processes_of
 from pytest_moegpu.session.attaching import Attachment
+from pytest_moegpu.session.chosen import GENERAL_ANSWERS
 
 __all__ = ["attached_evidence", "attached_model", "must_be_here", "not_judged"]
 
-# As `session.chosen` asks of a file that the catalog does not know.
-_GENERAL_ANSWERS = "qwen3.6-35b-a3b"
 # Load time, memory before the load and placement are what a baseline and these checks rest on.
 _NEVER_KNOWN = ("memory", "baseline")
 _ELSEWHERE = ("preflight", "offload", "stability")
@@ -48,7 +47,7 @@ def attached_model(attachment: Attachment, catalog: Catalog, profile: Profile) -
     facts = known.get(name)
     if facts is None:
         unknown = replace(known[profile.model], name=name, title=attachment.model, recall_reach=None)
-        facts = replace(unknown, known_answers=known[_GENERAL_ANSWERS].known_answers)
+        facts = replace(unknown, known_answers=known[GENERAL_ANSWERS].known_answers)
     served = f"{NOT_KNOWN}: served as {attachment.model}"
     return facts, ModelFile(path=attachment.address, size_bytes=0, sha256=served, quantisation=NOT_KNOWN)
 

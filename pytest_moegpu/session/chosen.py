@@ -20,7 +20,7 @@ from pytest_moegpu.host.stack import find_program
 from pytest_moegpu.options import Options
 from pytest_moegpu.session.progress import Progress
 
-__all__ = ["EMBEDDED", "choose_model", "choose_program", "program_checksum"]
+__all__ = ["EMBEDDED", "GENERAL_ANSWERS", "choose_model", "choose_program", "program_checksum"]
 
 EMBEDDED = "embedded"
 """Value of `program` that stands for the llama.cpp server inside the xllamacpp wheel."""
@@ -28,7 +28,8 @@ _EMBEDDED_ARGV = (sys.executable, "-m", "pytest_moegpu.host.embedded_server")
 _CACHE = "{cache}"
 """Stands for the cache folder in `program` and `model_path` of a profile."""
 _MODEL_VARIABLE = "MOEGPU_MODEL"
-_GENERAL_ANSWERS = "qwen3.6-35b-a3b"
+GENERAL_ANSWERS = "qwen3.6-35b-a3b"
+"""Model whose questions any capable model answers; without a margin for another one, a few misses accuse nobody."""
 _FORMAT_WORDS = {
     ModelFormat.GGUF: "a GGUF file",
     ModelFormat.HF: "a folder with config.json and safetensors, as Hugging Face's libraries save it",
@@ -99,8 +100,7 @@ def _at(
         _must_load(backend, ModelFormat.GGUF, str(path), there=path.exists())
         own, file = facts_of(read_gguf(path)), model_file(path)
     facts = catalog.match_model(own.architecture, own.layers, own.embedding, own.vocabulary)
-    # Questions any capable model answers; without a margin for this one, a few misses accuse nobody.
-    return facts or replace(own, known_answers=known[_GENERAL_ANSWERS].known_answers), file
+    return facts or replace(own, known_answers=known[GENERAL_ANSWERS].known_answers), file
 
 
 def _must_load(backend: Backend, form: ModelFormat, what: str, *, there: bool = True) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from pytest_moegpu.backends.base import Backend, ChatRequest, ServedModel, StreamFormat
 from pytest_moegpu.core.evidence import RequestKind, RequestRecord
@@ -22,6 +23,9 @@ _BEGIN_WITH = "Begin your answer with these words and go on from there:"
 
 class Conversation:
     """Talks to the server of a launch. `served` is what it said about its model when it was asked last."""
+
+    wrong_model = "ready for another model: "
+    """What stands before the names of two models that are not the same."""
 
     def __init__(self, backend: Backend, spec: LaunchSpec, limits: Limits) -> None:
         self.backend = backend
@@ -53,10 +57,19 @@ class Conversation:
         if body is None:
             self.notes.append(f"{self.backend.props_path} did not answer: the model served is not confirmed")
             return ""
-        self.served = self.backend.read_props(body)
-        if self.served.name is not None and self.served.name != self.spec.model_name:
-            return f"ready for another model: serves {self.served.name!r}, wanted {self.spec.model_name!r}"
-        return ""
+        self.served = self.backend.read_props(self.own_part(body))
+        if self.served.name in (None, *self.model_names):
+            return ""
+        return f"{self.wrong_model}serves {self.served.name!r}, wanted {self.spec.model_name!r}"
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """What the server may call the model that is wanted."""
+        return (self.spec.model_name,)
+
+    def own_part(self, body: Any) -> Any:
+        """Return what of a description is about the model that is wanted: all of it for a server with one model."""
+        return body
 
     def get(self, path: str) -> Answer | None:
         """Send a GET; None when nobody answers, or as soon as the process is dead: its answer may hang for ever."""

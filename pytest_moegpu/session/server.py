@@ -183,9 +183,9 @@ class Server(Conversation):
         ended = _ending(self._process.exit_code if self._process else None)
         if (fault := self.fault()) is not None:
             return f"{fault.words} ({ended}): {fault.line}"
-        # The engine's own words for the rest; what it says of memory counts only where `faults` takes it for a fault.
         if self.spec.container is not None and (said := runner_fault(self.spec.container, tail(self.log_path))):
             return f"{said} ({ended})"
+        # The engine's own words for the rest; what it says of memory counts only where `faults` takes it for a fault.
         fatal = self._last_facts().fatal_lines
         return f"fatal error ({ended}): {fatal[0]}" if fatal else f"the server ended with {ended}"
 
