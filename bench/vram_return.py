@@ -33,9 +33,10 @@ import psutil
 
 from pytest_moegpu.core.evidence import DeviceProcess
 from pytest_moegpu.core.units import GIB, MIB
+from pytest_moegpu.host.boundedlog import tail
 from pytest_moegpu.host.control import Control, free_port
 from pytest_moegpu.host.probe import Probe
-from pytest_moegpu.host.process import ServerProcess, tail
+from pytest_moegpu.host.process import ServerProcess
 from pytest_moegpu.host.stopreport import StopReport
 from pytest_moegpu.session.device import held, used, wait_idle
 

@@ -1,11 +1,11 @@
-"""From a streamed answer to numbers: server-sent events, token times, TTFR, TTFT, decode and prefill rate.
+"""From a streamed answer to numbers: token times, TTFR, TTFT, decode and prefill rate.
 
 All times are seconds on the clock that stamped the reads. What was not measured is None, never 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
@@ -18,7 +18,6 @@ __all__ = [
     "UsageLike",
     "decode_rate",
     "decode_seconds",
-    "parse_events",
     "prefill_rate",
     "record",
     "token_events",
@@ -26,7 +25,6 @@ __all__ = [
     "ttft",
 ]
 
-_BOM = b"\xef\xbb\xbf"
 _DONE = "[DONE]"
 _HTTP_OK = 200
 _BODY_SHOWN = 300
@@ -78,54 +76,6 @@ class DeltaLike(Protocol):
     @property
     def choices(self) -> tuple[TokenChoice, ...]:
         """What the model chose from at each token, where that was asked for."""
-
-
-def parse_events(chunks: Sequence[tuple[float, bytes]]) -> tuple[StreamEvent, ...]:
-    """Split the body of a stream into server-sent events.
-
-    Follows the WHATWG HTML standard, section "Server-sent events", with two differences: a last event without its blank
-    line is kept, and a field named `error` (older llama.cpp servers) reads as data `{"error": …}`. Comments, pings,
-    and events without data are dropped. Invalid UTF-8 becomes U+FFFD. Takes linear time.
-
-    Args:
-        chunks: Arrival time in seconds and body bytes of each read, in order of arrival.
-
-    Returns:
-        The events, each with the arrival time of the read that completed it. `[DONE]` is returned like any other event.
-    """
-    body = b"".join(data for _, data in chunks)
-    position = len(_BOM) if body.startswith(_BOM) else 0
-    ends: list[tuple[int, float]] = []
-    total = 0
-    for time, data in chunks:
-        total += len(data)
-        ends.append((total, time))
-    events: list[StreamEvent] = []
-    lines: list[bytes] = []
-    read = 0
-    for raw in [*body[position:].splitlines(keepends=True), b""]:
-        line = raw.rstrip(b"\r\n")
-        if line:
-            _take(line, lines)
-        elif any(lines):
-            # The event is complete at the first byte of its blank line, so a CRLF cut in two does not delay it.
-            done = position + 1 if raw else position
-            while ends[read][0] < done:
-                read += 1
-            events.append(StreamEvent(time=ends[read][1], data=b"\n".join(lines).decode("utf-8", "replace")))
-        if not line:
-            lines = []
-        position += len(raw)
-    return tuple(events)
-
-
-def _take(line: bytes, lines: list[bytes]) -> None:
-    """Add the value of a data or error field to `lines`; other fields and comments carry no data."""
-    name, _, value = line.partition(b":")
-    if name == b"data":
-        lines.append(value.removeprefix(b" "))
-    elif name == b"error":
-        lines.append(b'{"error": ' + value.strip() + b"}")
 
 
 @dataclass
@@ -201,7 +151,7 @@ def record(
         name: Name of the request in reports.
         sent: When it was sent, in seconds.
         status: HTTP status; None when no answer came.
-        events: What `parse_events` returned.
+        events: What `core.sse` or `core.ndjson` made of the answer.
         read_event: `Backend.read_event`; a ValueError it raises becomes the record's error.
         finished: When the answer was complete, in seconds; None when it never was.
         error: What the transport says went wrong.

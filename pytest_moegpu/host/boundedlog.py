@@ -14,7 +14,7 @@ import struct
 import threading
 from pathlib import Path
 
-__all__ = ["HEAD_BYTES", "TAIL_BYTES", "BoundedLog", "clean", "read_ends"]
+__all__ = ["HEAD_BYTES", "TAIL_BYTES", "BoundedLog", "clean", "read_ends", "tail"]
 
 HEAD_BYTES = 4 * 2**20
 TAIL_BYTES = 2**20
@@ -134,3 +134,14 @@ def read_ends(path: Path) -> str:
     except OSError:
         return ""
     return data.decode("utf-8", "replace")
+
+
+def tail(path: Path, lines: int = 20, limit: int = 65536) -> tuple[str, ...]:
+    """Return the last lines of a log, fit to be shown; empty when there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - limit))
+            text = file.read(limit).decode("utf-8", "replace")
+    except OSError:
+        return ()
+    return tuple(clean(line) for line in text.rstrip("\n").splitlines()[-lines:]) if text.strip() else ()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import shutil
 import time
@@ -25,7 +24,7 @@ from pytest_moegpu.core.runner import (
 )
 from pytest_moegpu.errors import ProgramError, UserError
 from pytest_moegpu.host.ending import end, run
-from pytest_moegpu.host.modelfile import is_part
+from pytest_moegpu.host.modelfile import is_part, sha256_of
 
 __all__ = ["ContainerProcess", "mounts_of", "once", "prepare"]
 
@@ -74,8 +73,7 @@ def _image_file(image: str) -> str:
             f"container.image {image}: no such file; fetch it first with `apptainer pull NAME.sif {image}` and name "
             "that file: nothing is fetched in a run"
         )
-    with path.open("rb") as file:
-        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+    return f"sha256:{sha256_of(path)}"
 
 
 def mounts_of(model: str) -> tuple[Mount, ...]:

@@ -19,8 +19,9 @@ from pytest_moegpu.core.model import Gpu
 from pytest_moegpu.core.sample import Sample
 from pytest_moegpu.core.units import MIB, format_bytes
 from pytest_moegpu.errors import DeviceError, ProbeError, ProgramError
+from pytest_moegpu.host.boundedlog import tail
 from pytest_moegpu.host.probe import Probe
-from pytest_moegpu.host.process import ServerProcess, tail
+from pytest_moegpu.host.process import ServerProcess
 
 __all__ = ["EmulatedProbe"]
 

@@ -19,11 +19,10 @@ import psutil
 
 from pytest_moegpu.core.container import End
 from pytest_moegpu.errors import ProgramError
-from pytest_moegpu.host.boundedlog import clean
 from pytest_moegpu.host.ending import end
 from pytest_moegpu.host.stopreport import StopReport
 
-__all__ = ["ServerProcess", "tail"]
+__all__ = ["ServerProcess"]
 
 _MARK = "MOEGPU_SERVER_MARK"
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
@@ -315,14 +314,3 @@ def _described(pid: int) -> str:
         return f"pid {pid} ({process.name()}, {_STATES.get(process.status(), process.status())})"
     except psutil.Error:
         return f"pid {pid}"
-
-
-def tail(path: Path, lines: int = 20, limit: int = 65536) -> tuple[str, ...]:
-    """Return the last lines of a log, fit to be shown; empty when there is none."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - limit))
-            text = file.read(limit).decode("utf-8", "replace")
-    except OSError:
-        return ()
-    return tuple(clean(line) for line in text.rstrip("\n").splitlines()[-lines:]) if text.strip() else ()

@@ -11,7 +11,7 @@ from pytest_moegpu.backends.base import Backend, ChatRequest
 from pytest_moegpu.core.evidence import LogFacts, Phase, RequestKind, RequestRecord, StartFailure
 from pytest_moegpu.core.model import Limits, Settings
 from pytest_moegpu.errors import StartError
-from pytest_moegpu.host.process import tail
+from pytest_moegpu.host.boundedlog import tail
 from pytest_moegpu.host.stopreport import StopReport
 from pytest_moegpu.host.treemem import TreeMemory
 from pytest_moegpu.session.attaching import MODELS_PATH, Attachment, hidden

@@ -60,7 +60,8 @@ def examine(backend: Backend, spec: LaunchSpec, name: str) -> Contained:
         UserError: The runner does not work, has no such image, or the engine in it does not start.
     """
     assert spec.container is not None
-    container = prepare(spec.container)
+    # A run has looked at it already, before anything else was done.
+    container = spec.container if spec.container.digest else prepare(spec.container)
     asked = backend.version_argv(inside(spec, backend.program).program)
     launch = wrap(spec, asked, {}, name=name, publish=False)
     return Contained(container=container, engine=backend.read_version(once(launch, container, _VERSION_SECONDS)))

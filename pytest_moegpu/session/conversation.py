@@ -10,7 +10,8 @@ from pytest_moegpu.backends.base import Backend, ChatRequest, ServedModel, Strea
 from pytest_moegpu.core.evidence import RequestKind, RequestRecord
 from pytest_moegpu.core.model import LaunchSpec, Limits
 from pytest_moegpu.core.ndjson import parse_lines
-from pytest_moegpu.core.timing import parse_events, record
+from pytest_moegpu.core.sse import parse_events
+from pytest_moegpu.core.timing import record
 from pytest_moegpu.host.client import StreamClient
 from pytest_moegpu.host.control import Answer, Control, parsed
 

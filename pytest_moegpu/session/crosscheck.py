@@ -14,8 +14,8 @@ from pytest_moegpu.core.evidence import Evidence
 from pytest_moegpu.core.model import KnownAnswer, LaunchSpec, Limits, Scenario
 from pytest_moegpu.core.oneshot import OneShot
 from pytest_moegpu.errors import UserError
+from pytest_moegpu.host.boundedlog import tail
 from pytest_moegpu.host.oneshot import run_once
-from pytest_moegpu.host.process import tail
 from pytest_moegpu.host.stack import find_program
 from pytest_moegpu.host.store import Bundle
 from pytest_moegpu.session.target import Target

@@ -14,7 +14,7 @@ from pytest_moegpu.core.compare import compare, wants_more_starts
 from pytest_moegpu.core.evidence import Evidence, Part, Phase
 from pytest_moegpu.core.model import Profile, Scenario
 from pytest_moegpu.core.verdict import METRICS, FailedClass, Outcome, Verdict
-from pytest_moegpu.host.process import tail
+from pytest_moegpu.host.boundedlog import tail
 
 __all__ = ["Comparison", "finish", "untold_faults"]
 

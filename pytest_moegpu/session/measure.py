@@ -14,9 +14,9 @@ from pytest_moegpu.core.health import DeviceHealth
 from pytest_moegpu.core.sample import Sample
 from pytest_moegpu.core.telemetry import summarise
 from pytest_moegpu.errors import ProbeError, StartError
+from pytest_moegpu.host.boundedlog import tail
 from pytest_moegpu.host.kernlog import KernelLogReader
 from pytest_moegpu.host.probe import Probe
-from pytest_moegpu.host.process import tail
 from pytest_moegpu.host.sampler import Sampler
 from pytest_moegpu.host.stack import libraries
 from pytest_moegpu.host.stopreport import StopReport

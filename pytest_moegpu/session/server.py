@@ -17,10 +17,10 @@ from pytest_moegpu.core.evidence import LogFacts, Phase, RequestKind, StartFailu
 from pytest_moegpu.core.model import LaunchSpec, Limits
 from pytest_moegpu.core.runner import runner_fault
 from pytest_moegpu.errors import MoegpuError, ProgramError, StartError
-from pytest_moegpu.host.boundedlog import read_ends
+from pytest_moegpu.host.boundedlog import read_ends, tail
 from pytest_moegpu.host.container import ContainerProcess
 from pytest_moegpu.host.control import listener
-from pytest_moegpu.host.process import ServerProcess, tail
+from pytest_moegpu.host.process import ServerProcess
 from pytest_moegpu.host.setup import run_setup
 from pytest_moegpu.host.stopreport import StopReport
 from pytest_moegpu.session.contained import launch_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from pytest_moegpu import __version__
@@ -18,7 +18,7 @@ from pytest_moegpu.core.evidence import (
     StartFailure,
 )
 from pytest_moegpu.core.identity import parse_varying
-from pytest_moegpu.core.model import KnownAnswer, Scenario
+from pytest_moegpu.core.model import Scenario
 from pytest_moegpu.core.record import RUN_SCHEMA, RunRecord
 from pytest_moegpu.core.units import format_bytes
 from pytest_moegpu.core.verdict import Verdict
@@ -32,22 +32,14 @@ from pytest_moegpu.session.device import held
 from pytest_moegpu.session.judge import Comparison, finish, untold_faults
 from pytest_moegpu.session.live import Live
 from pytest_moegpu.session.measure import Recorded, StartRun
+from pytest_moegpu.session.needs import Needs
 from pytest_moegpu.session.progress import Named, Progress
 from pytest_moegpu.session.question import Question
 from pytest_moegpu.session.serving import AnyServer, described, marked, server_of
 from pytest_moegpu.session.target import Target, resolve
 from pytest_moegpu.session.workload import Workload
 
-__all__ = ["Needs", "Session"]
-
-
-@dataclass
-class Needs:
-    """What the selected tests want from one scenario, gathered before anything is started."""
-
-    parts: set[Part] = field(default_factory=set)
-    answers: dict[KnownAnswer, None] = field(default_factory=dict)
-    context_tokens: set[int] = field(default_factory=set)
+__all__ = ["Session"]
 
 
 class Session:
@@ -204,7 +196,8 @@ class Session:
         blind = start.idle_bytes is not None and start.after_bytes is None
         if start.left_over or blind or (start.failure is not None and start.failure.phase is Phase.STOP):
             cause = start.failure.cause if start.failure is not None else ""
-            self._unusable = f"start {start.number}: {cause or f'left pids {_pids(start.left_over)} behind'}"
+            pids = ", ".join(map(str, start.left_over))
+            self._unusable = f"start {start.number}: {cause or f'left pids {pids} behind'}"
             return
         # Against the first idle reading of the run: small remains of each start add up.
         self._first_idle = start.idle_bytes if self._first_idle is None else self._first_idle
@@ -317,10 +310,6 @@ class Session:
                 self.save(status)
             finally:
                 self.target.probe.close()
-
-
-def _pids(pids: tuple[int, ...]) -> str:
-    return ", ".join(map(str, pids))
 
 
 def _holds(evidence: Evidence, parts: frozenset[Part]) -> bool:

@@ -24,10 +24,10 @@ from typing import Any
 from record import (  # type: ignore[import-not-found]  # a script's neighbour, not a package
     HF,
     MODEL,
-    MOST_LOG_LINES,
     TABLE,
     answer,
     ask,
+    both_ends,
     chat,
     environment,
     running,
@@ -212,7 +212,7 @@ def record(slug: str, case: Case) -> None:
         f"## exit code\n{ended}",
         *case.notes,
         "## log",
-        *lines[:MOST_LOG_LINES],
+        *both_ends(lines),
     ]
     save(case.name, f"faults/{slug}.txt", "\n".join(parts))
 

@@ -294,6 +294,14 @@ def record(name: str) -> None:
     save(name, "log-good.txt", "\n".join(lines[:MOST_LOG_LINES]))
 
 
+def both_ends(lines: list[str]) -> list[str]:
+    """Leave out the middle of a long log: its end says why a program ended, whatever it printed before."""
+    if len(lines) <= MOST_LOG_LINES:
+        return lines
+    half = MOST_LOG_LINES // 2
+    return [*lines[:half], f"[{len(lines) - 2 * half} lines left out]", *lines[-half:]]
+
+
 def trim(value: Any) -> Any:
     """Leave out of SGLang's description what is unset, secret, or not a plain value; it has over 500 keys."""
     if not isinstance(value, dict) or "internal_states" not in value:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from pytest_moegpu.core.timing import parse_events
+from pytest_moegpu.core.sse import parse_events
 from pytest_moegpu.host.client import StreamClient, StreamRequest, StreamResult
 from tests.fakes.sse_server import Script, Server, event, serving
 

@@ -20,8 +20,9 @@ import pytest
 from pytest_moegpu.errors import ProgramError
 from pytest_moegpu.host import process as process_module
 from pytest_moegpu.host import proctree
+from pytest_moegpu.host.boundedlog import tail
 from pytest_moegpu.host.control import free_port
-from pytest_moegpu.host.process import ServerProcess, tail
+from pytest_moegpu.host.process import ServerProcess
 from pytest_moegpu.host.stopreport import StopReport
 from tests.fakes.llama_server import environment, install
 from tests.fakes.waiting import gone, pids_in, wait_for

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_moegpu.host.boundedlog import HEAD_BYTES, TAIL_BYTES, BoundedLog, clean, read_ends
-from pytest_moegpu.host.process import tail
+from pytest_moegpu.host.boundedlog import HEAD_BYTES, TAIL_BYTES, BoundedLog, clean, read_ends, tail
 
 MIB = 2**20
 MOST = HEAD_BYTES + 2 * TAIL_BYTES

@@ -12,7 +12,8 @@ from pytest_moegpu.backends.base import ChatRequest, EngineVersion, Load, Served
 from pytest_moegpu.backends.fastllm import FastLlm
 from pytest_moegpu.core.evidence import LogFacts, RequestKind, RequestRecord
 from pytest_moegpu.core.model import ALL_LAYERS, DeviceKind, LaunchSpec, ModelFormat, Settings
-from pytest_moegpu.core.timing import parse_events, record
+from pytest_moegpu.core.sse import parse_events
+from pytest_moegpu.core.timing import record
 from pytest_moegpu.errors import UserError
 
 RECIPE = FastLlm()

@@ -9,7 +9,8 @@ import pytest
 from pytest_moegpu.backends.recipe import Recipe
 from pytest_moegpu.core.evidence import Margin, RequestKind, TokenChoice
 from pytest_moegpu.core.margins import GAP_FLOOR, NEAR_TIE, is_near_tie, is_witness, missing, tightest
-from pytest_moegpu.core.timing import parse_events, record
+from pytest_moegpu.core.sse import parse_events
+from pytest_moegpu.core.timing import record
 
 DATA = Path(__file__).parent.parent / "data" / "engines"
 

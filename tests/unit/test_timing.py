@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_moegpu.core.evidence import RequestKind, RequestRecord, StreamEvent, TokenChoice
+from pytest_moegpu.core.sse import parse_events
 from pytest_moegpu.core.timing import (
     decode_rate,
     decode_seconds,
-    parse_events,
     prefill_rate,
     record,
     token_events,
