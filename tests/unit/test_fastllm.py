@@ -3,56 +3,26 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pytest_moegpu.backends.base import ChatRequest, EngineVersion, Load, ServedModel, Usage
 from pytest_moegpu.backends.fastllm import FastLlm
-from pytest_moegpu.core.evidence import LogFacts, RequestKind, RequestRecord
-from pytest_moegpu.core.model import ALL_LAYERS, DeviceKind, LaunchSpec, ModelFormat, Settings
+from pytest_moegpu.core.evidence import LogFacts
+from pytest_moegpu.core.model import ALL_LAYERS, DeviceKind, LaunchSpec, Settings
 from pytest_moegpu.core.sse import parse_events
-from pytest_moegpu.core.timing import record
 from pytest_moegpu.errors import UserError
+from tests.unit.recordings import Recorded
 
 RECIPE = FastLlm()
-DATA = Path(__file__).parent.parent / "data/engines/fastllm"
-
-
-def launch(settings: Settings | None = None, **changes: Any) -> LaunchSpec:
-    given: dict[str, Any] = {
-        "program": ("/opt/ftllm",),
-        "model_path": "/models/smol",
-        "model_name": "smol",
-        "settings": settings or Settings(context=2048),
-        "host": "127.0.0.1",
-        "port": 18080,
-        "api_key": "secret",
-        "model_format": ModelFormat.HF,
-    }
-    return LaunchSpec(**given | changes)
+ENGINE = Recorded(RECIPE, "/opt/ftllm")
+launch, flags, recorded = ENGINE.launch, ENGINE.flags, ENGINE.text
+streamed = ENGINE.streamed
 
 
 def on_cpu(settings: Settings | None = None) -> LaunchSpec:
     return launch(settings, device_kind=DeviceKind.CPU)
-
-
-def flags(spec: LaunchSpec) -> dict[str, str]:
-    """Each flag with the word that follows it."""
-    argv = RECIPE.argv(spec)
-    return {word: argv[at + 1] if at + 1 < len(argv) else "" for at, word in enumerate(argv) if word.startswith("--")}
-
-
-def recorded(name: str) -> str:
-    return (DATA / name).read_text("utf-8")
-
-
-def streamed(name: str) -> RequestRecord:
-    """Read a recorded stream as a run does."""
-    text = recorded(name)
-    body = text.partition("\n")[2] if text.startswith("HTTP ") else text
-    return record(RequestKind.ANSWER, name, 0.0, 200, parse_events([(1.0, body.encode())]), RECIPE.read_event)
 
 
 class TestArgv:

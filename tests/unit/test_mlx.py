@@ -3,52 +3,21 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pytest_moegpu.backends.base import ChatRequest, EngineVersion, Health, Load, ServedModel
 from pytest_moegpu.backends.mlx import Mlx
-from pytest_moegpu.core.evidence import LogFacts, RequestKind, RequestRecord
-from pytest_moegpu.core.model import DeviceKind, LaunchSpec, ModelFormat, Settings
-from pytest_moegpu.core.sse import parse_events
-from pytest_moegpu.core.timing import record
+from pytest_moegpu.core.evidence import LogFacts
+from pytest_moegpu.core.model import DeviceKind, ModelFormat, Settings
 from pytest_moegpu.errors import UserError
+from tests.unit.recordings import Recorded
 
 RECIPE = Mlx()
-DATA = Path(__file__).parent.parent / "data/engines/mlx"
-
-
-def launch(settings: Settings | None = None, **changes: Any) -> LaunchSpec:
-    given: dict[str, Any] = {
-        "program": ("/opt/bin/mlx_lm.server",),
-        "model_path": "/models/smol",
-        "model_name": "smol",
-        "settings": settings or Settings(context=2048),
-        "host": "127.0.0.1",
-        "port": 18080,
-        "api_key": "secret",
-        "model_format": ModelFormat.HF,
-        "scratch": "/runs/1/work",
-    }
-    return LaunchSpec(**given | changes)
-
-
-def flags(spec: LaunchSpec) -> dict[str, str]:
-    """Each flag with the word that follows it."""
-    argv = RECIPE.argv(spec)
-    return {word: argv[at + 1] if at + 1 < len(argv) else "" for at, word in enumerate(argv) if word.startswith("--")}
-
-
-def recorded(name: str) -> str:
-    return (DATA / name).read_text("utf-8")
-
-
-def streamed(name: str) -> RequestRecord:
-    """Read a recorded stream as a run does."""
-    events = parse_events([(1.0, recorded(name).encode())])
-    return record(RequestKind.ANSWER, name, 0.0, 200, events, RECIPE.read_event)
+ENGINE = Recorded(RECIPE, "/opt/bin/mlx_lm.server", scratch="/runs/1/scratch")
+launch, flags, recorded = ENGINE.launch, ENGINE.flags, ENGINE.text
+streamed = ENGINE.streamed
 
 
 class TestArgv:
@@ -122,7 +91,7 @@ class TestArgv:
         assert argv[-2:] == ("--log-level", "DEBUG")
 
     def test_it_asks_no_hub_and_has_a_cache_folder_of_its_own(self) -> None:
-        assert RECIPE.environment(launch()) == {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": "/runs/1/work"}
+        assert RECIPE.environment(launch()) == {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": "/runs/1/scratch"}
         assert not RECIPE.takes_key
 
     def test_it_loads_folders_only(self) -> None:

@@ -24,7 +24,7 @@ SPEC = LaunchSpec(
     port=18_434,
     api_key="secret",
     devices=("0",),
-    scratch="/runs/1/work",
+    scratch="/runs/1/scratch",
 )
 
 
@@ -36,7 +36,7 @@ def test_it_serves_at_its_own_address_from_its_own_models_folder() -> None:
     assert OLLAMA.argv(SPEC) == ("/usr/bin/ollama", "serve")
     assert OLLAMA.environment(SPEC) == {
         "OLLAMA_HOST": "127.0.0.1:18434",
-        "OLLAMA_MODELS": "/runs/1/work/models",
+        "OLLAMA_MODELS": "/runs/1/scratch/models",
         "OLLAMA_CONTEXT_LENGTH": "6144",
         "OLLAMA_NUM_PARALLEL": "2",
         "OLLAMA_KV_CACHE_TYPE": "f16",

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_moegpu.backends.base import ChatRequest, Delta, EngineVersion, Load, ServedModel, Usage
+from pytest_moegpu.backends.base import Delta, EngineVersion, Load, ServedModel, Usage
 from pytest_moegpu.backends.sglang import SgLang
 from pytest_moegpu.core.faults import OUT_OF_MEMORY, find
-from pytest_moegpu.core.model import DeviceKind, LaunchSpec, ModelFormat, Settings
+from pytest_moegpu.core.model import DeviceKind, Settings
 from pytest_moegpu.core.units import GIB
 from pytest_moegpu.errors import UserError
+from tests.unit.recordings import Recorded
 
 RECIPE = SgLang()
-DATA = Path(__file__).parents[1] / "data" / "engines" / "sglang"
+ENGINE = Recorded(RECIPE, "/opt/python", "-m", "sglang.launch_server")
+launch, flags, recorded = ENGINE.launch, ENGINE.flags, ENGINE.text
+events, answer = ENGINE.events, ENGINE.answer
 
 # Formats as model_runner.py, memory_pool.py and scheduler.py of 0.5.15 write them.
 GPU_LOG = """\
@@ -29,41 +31,6 @@ GPU_LOG = """\
 [2026-12-01 10:00:30 TP0] max_total_num_tokens=65536, chunked_prefill_size=8192, max_prefill_tokens=16384, \
 max_running_requests=4, context_len=4096, available_gpu_mem=111.77 GB
 """  # noqa: E501 - lines of a log
-
-
-def launch(settings: Settings | None = None, **changes: Any) -> LaunchSpec:
-    given: dict[str, Any] = {
-        "program": ("/opt/python", "-m", "sglang.launch_server"),
-        "model_path": "/models/smol",
-        "model_name": "smol",
-        "settings": settings or Settings(context=2048),
-        "host": "127.0.0.1",
-        "port": 18080,
-        "api_key": "secret",
-        "model_format": ModelFormat.HF,
-    }
-    return LaunchSpec(**given | changes)
-
-
-def flags(spec: LaunchSpec) -> dict[str, str]:
-    """Each flag with the word that follows it."""
-    argv = RECIPE.argv(spec)
-    return {word: argv[at + 1] if at + 1 < len(argv) else "" for at, word in enumerate(argv) if word.startswith("--")}
-
-
-def recorded(name: str) -> str:
-    return (DATA / name).read_text("utf-8")
-
-
-def events(name: str) -> list[Delta]:
-    data = [line[6:] for line in recorded(name).splitlines() if line.startswith("data: ")]
-    assert data.pop() == "[DONE]"
-    return [RECIPE.read_event(each) for each in data]
-
-
-def answer(name: str) -> tuple[int, str]:
-    status, body = recorded(name).split("\n", 1)
-    return int(status.removeprefix("HTTP ")), body
 
 
 class TestArgv:
@@ -316,22 +283,6 @@ class TestLog:
 
 
 class TestChat:
-    def test_a_begun_answer_is_continued(self) -> None:
-        body = RECIPE.request(launch(), ChatRequest(prompt="q", max_tokens=8, prefill="The capital"))
-        assert body["messages"][-1] == {"role": "assistant", "content": "The capital"}
-        assert (body["continue_final_message"], body["add_generation_prompt"]) == (True, False)
-        assert body["chat_template_kwargs"] == {"enable_thinking": False}
-        plain = RECIPE.request(launch(), ChatRequest(prompt="q", max_tokens=8))
-        assert not {"continue_final_message", "add_generation_prompt", "cache_salt"} & plain.keys()
-
-    def test_a_prompt_that_must_not_come_from_the_cache_shares_it_with_no_other(self) -> None:
-        one, other = (
-            RECIPE.request(launch(), ChatRequest(prompt=prompt, max_tokens=8, cache_prompt=False))["cache_salt"]
-            for prompt in ("Größe", "q")
-        )
-        assert len(one) == len(other) == 16
-        assert one != other
-
     def test_a_stream_with_the_tokens_from_the_cache(self) -> None:
         deltas = events("stream.txt")
         assert deltas[0] == Delta()
@@ -339,21 +290,12 @@ class TestChat:
         assert [delta.finish_reason for delta in deltas if delta.finish_reason] == ["stop"]
         assert deltas[-1].usage == Usage(prompt_tokens=37, cached_tokens=29, output_tokens=8, timings={})
 
-    @pytest.mark.parametrize("details", ["", ',"prompt_tokens_details":null'])
-    def test_a_prompt_without_details_of_its_cached_tokens_had_none(self, details: str) -> None:
-        usage = f'{{"prompt_tokens":1075,"total_tokens":1331,"completion_tokens":256{details}}}'
-        delta = RECIPE.read_event(f'{{"choices":[],"usage":{usage}}}')
-        assert delta.usage == Usage(prompt_tokens=1075, cached_tokens=0, output_tokens=256, timings={})
-
     def test_a_stream_that_goes_on_after_the_end_of_the_answer(self) -> None:
         deltas = events("stream-ignore-eos.txt")
         usage = deltas[-1].usage
         assert usage is not None
         assert usage.output_tokens == 24
         assert [delta.finish_reason for delta in deltas if delta.finish_reason] == ["length"]
-
-    def test_the_continued_answer_holds_what_is_new_only(self) -> None:
-        assert "".join(delta.text for delta in events("stream-prefill.txt")) == " is Tokyo."
 
     def test_log_probabilities(self) -> None:
         choices = [choice for delta in events("stream-logprobs.txt") for choice in delta.choices]

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_moegpu.backends.base import ChatRequest, Delta, EngineVersion, Load, ServedModel, Usage
+from pytest_moegpu.backends.base import Delta, EngineVersion, Load, ServedModel, Usage
 from pytest_moegpu.backends.vllm import Vllm
 from pytest_moegpu.core.faults import OUT_OF_MEMORY, find
 from pytest_moegpu.core.flags import Flag
-from pytest_moegpu.core.model import DeviceKind, LaunchSpec, ModelFormat, Settings
+from pytest_moegpu.core.model import DeviceKind, Settings
 from pytest_moegpu.core.units import GIB
 from pytest_moegpu.errors import UserError
+from tests.unit.recordings import Recorded
 
 RECIPE = Vllm()
-DATA = Path(__file__).parents[1] / "data" / "engines" / "vllm"
+ENGINE = Recorded(RECIPE, "/opt/vllm")
+launch, flags, recorded = ENGINE.launch, ENGINE.flags, ENGINE.text
+events, answer = ENGINE.events, ENGINE.answer
 
 # Formats as gpu_model_runner.py, gpu_worker.py and kv_cache_utils.py of 0.32.0 write them.
 GPU_LOG = """\
@@ -34,41 +36,6 @@ ONE_GPU_LOG = """\
 (EngineCore pid=60) INFO 12-01 10:00:20 [gpu_model_runner.py:5150] Model loading took 0.26 GiB memory and 0.5 seconds
 (EngineCore pid=60) INFO 12-01 10:00:31 [gpu_worker.py:760] Available KV cache memory: 27.1 GiB
 """
-
-
-def launch(settings: Settings | None = None, **changes: Any) -> LaunchSpec:
-    given: dict[str, Any] = {
-        "program": ("/opt/vllm",),
-        "model_path": "/models/smol",
-        "model_name": "smol",
-        "settings": settings or Settings(context=2048),
-        "host": "127.0.0.1",
-        "port": 18080,
-        "api_key": "secret",
-        "model_format": ModelFormat.HF,
-    }
-    return LaunchSpec(**given | changes)
-
-
-def flags(spec: LaunchSpec) -> dict[str, str]:
-    """Each flag with the word that follows it."""
-    argv = RECIPE.argv(spec)
-    return {word: argv[at + 1] if at + 1 < len(argv) else "" for at, word in enumerate(argv) if word.startswith("--")}
-
-
-def recorded(name: str) -> str:
-    return (DATA / name).read_text("utf-8")
-
-
-def events(name: str) -> list[Delta]:
-    data = [line[6:] for line in recorded(name).splitlines() if line.startswith("data: ")]
-    assert data.pop() == "[DONE]"
-    return [RECIPE.read_event(each) for each in data]
-
-
-def answer(name: str) -> tuple[int, str]:
-    status, body = recorded(name).split("\n", 1)
-    return int(status.removeprefix("HTTP ")), body
 
 
 class TestArgv:
@@ -344,22 +311,6 @@ class TestLog:
 
 
 class TestChat:
-    def test_a_begun_answer_is_continued(self) -> None:
-        body = RECIPE.request(launch(), ChatRequest(prompt="q", max_tokens=8, prefill="The capital"))
-        assert body["messages"][-1] == {"role": "assistant", "content": "The capital"}
-        assert (body["continue_final_message"], body["add_generation_prompt"]) == (True, False)
-        assert body["chat_template_kwargs"] == {"enable_thinking": False}
-        plain = RECIPE.request(launch(), ChatRequest(prompt="q", max_tokens=8))
-        assert not {"continue_final_message", "add_generation_prompt", "cache_salt"} & plain.keys()
-
-    def test_a_prompt_that_must_not_come_from_the_cache_shares_it_with_no_other(self) -> None:
-        one, other = (
-            RECIPE.request(launch(), ChatRequest(prompt=prompt, max_tokens=8, cache_prompt=False))["cache_salt"]
-            for prompt in ("Größe", "q")
-        )
-        assert len(one) == len(other) == 16
-        assert one != other
-
     def test_a_stream(self) -> None:
         deltas = events("stream.txt")
         assert deltas[0] == Delta()
@@ -371,9 +322,6 @@ class TestChat:
         deltas = events("stream-ignore-eos.txt")
         assert deltas[-1].usage == Usage(prompt_tokens=37, cached_tokens=0, output_tokens=24, timings={})
         assert [delta.finish_reason for delta in deltas if delta.finish_reason] == ["length"]
-
-    def test_the_continued_answer_holds_what_is_new_only(self) -> None:
-        assert "".join(delta.text for delta in events("stream-prefill.txt")) == " is Tokyo."
 
     def test_log_probabilities(self) -> None:
         choices = [choice for delta in events("stream-logprobs.txt") for choice in delta.choices]
