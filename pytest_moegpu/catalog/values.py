@@ -178,17 +178,15 @@ def kv_cache(value: object) -> object:
 
 def expert_layers(value: object) -> int:
     """Read how many layers have their experts in host memory: a number, or `all`."""
-    if value == "all":
-        return ALL_LAYERS
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise UserError(f'{value!r} is not allowed: write "all" or a whole number of at least 0')
-    return value
+    return ALL_LAYERS if value == "all" else _number_beside_all(value)
 
 
 def gpu_layers(value: object) -> int | None:
     """Read how many layers go on the GPU: `all`, stored as None, or a number."""
-    if value == "all":
-        return None
+    return None if value == "all" else _number_beside_all(value)
+
+
+def _number_beside_all(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise UserError(f'{value!r} is not allowed: write "all" or a whole number of at least 0')
     return value

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from pytest_moegpu.checks.common import grouped, with_log
 from pytest_moegpu.core.evidence import Evidence, Phase, StartEvidence
@@ -21,55 +22,45 @@ def judge_kv_cache(evidence: Evidence, scenario: Scenario) -> tuple[Verdict, ...
     Such a server says that it is ready, and breaks or stalls at the first long request.
     """
     context = scenario.settings.context
-    small = [(s, s.kv_tokens) for s in evidence.starts if s.kv_tokens is not None and s.kv_tokens < context]
-    if not small:
-        return ()
-    said = grouped(
-        (s.number, f"the KV cache holds {tokens} tokens, and one request may have {context}") for s, tokens in small
+    verdict = Verdict(
+        outcome=Outcome.FAILED,
+        check="memory",
+        scenario=scenario.name,
+        subject="KV cache",
+        phase=Phase.LOAD,
+        failed_class=FailedClass.MEMORY,
+        lines=(("next", _WAYS),),
     )
-    start, least = small[0]
-    return (
-        with_log(
-            Verdict(
-                outcome=Outcome.FAILED,
-                check="memory",
-                scenario=scenario.name,
-                subject="KV cache",
-                phase=Phase.LOAD,
-                reason="; ".join(said),
-                failed_class=FailedClass.MEMORY,
-                lines=(("next", _WAYS),),
-                more={"value": f"{least} of {context} tokens"},
-            ),
-            start,
-        ),
-    )
+    held = ((s, s.kv_tokens) for s in evidence.starts)
+    return _too_small(verdict, held, context, "the KV cache holds {} tokens, and one request may have {}")
 
 
 def judge_served_context(evidence: Evidence, scenario: Scenario) -> tuple[Verdict, ...]:
     """Return FAILED (environment) where a server allows one request less context than was asked for; else nothing."""
     context = scenario.settings.context
-    served = [(s, s.log.context if s.served_context is None else s.served_context) for s in evidence.starts]
-    small = [(s, tokens) for s, tokens in served if tokens is not None and tokens < context]
+    verdict = Verdict(
+        outcome=Outcome.FAILED,
+        check="context",
+        scenario=scenario.name,
+        subject="context served",
+        phase=Phase.READY,
+        failed_class=FailedClass.ENVIRONMENT,
+    )
+    served = ((s, s.log.context if s.served_context is None else s.served_context) for s in evidence.starts)
+    return _too_small(verdict, served, context, "the server allows {} tokens, asked for were {}")
+
+
+def _too_small(
+    verdict: Verdict, sizes: Iterable[tuple[StartEvidence, int | None]], context: int, words: str
+) -> tuple[Verdict, ...]:
+    """Return the verdict with the starts that have fewer tokens than one request may need; nothing without any."""
+    small = [(start, tokens) for start, tokens in sizes if tokens is not None and tokens < context]
     if not small:
         return ()
-    said = grouped((s.number, f"the server allows {tokens} tokens, asked for were {context}") for s, tokens in small)
+    said = grouped((start.number, words.format(tokens, context)) for start, tokens in small)
     start, least = small[0]
-    return (
-        with_log(
-            Verdict(
-                outcome=Outcome.FAILED,
-                check="context",
-                scenario=scenario.name,
-                subject="context served",
-                phase=Phase.READY,
-                reason="; ".join(said),
-                failed_class=FailedClass.ENVIRONMENT,
-                more={"value": f"{least} of {context} tokens"},
-            ),
-            start,
-        ),
-    )
+    full = replace(verdict, reason="; ".join(said), more={"value": f"{least} of {context} tokens"})
+    return (with_log(full, start),)
 
 
 def kv_line(start: StartEvidence, settings: Settings) -> tuple[tuple[str, str], ...]:

@@ -9,12 +9,10 @@ from collections.abc import Iterable
 
 from pytest_moegpu.checks.common import grouped, quote
 from pytest_moegpu.core.evidence import Margin, RequestRecord, StartEvidence
-from pytest_moegpu.core.margins import GAP_FLOOR, NEAR_TIE, is_near_tie, is_witness
+from pytest_moegpu.core.margins import GAP_FLOOR, LABEL, NEAR_TIE, is_near_tie, is_witness
 
-__all__ = ["LABEL", "contradiction", "near_tie_lines", "not_greedy", "undecided", "witness_lines"]
+__all__ = ["contradiction", "near_tie_lines", "not_greedy", "undecided", "witness_lines"]
 
-LABEL = "near-tie"
-"""Label of the lines that tell of them."""
 
 _EITHER = "another engine or kernel may take either"
 

@@ -197,10 +197,13 @@ def _quoted(pair: _Asked) -> tuple[tuple[str, str], ...]:
     )
 
 
+def _got(record: RequestRecord) -> str:
+    return f"error {quote(record.error)}" if record.error is not None else f"got {quote(record.text)}"
+
+
 def _others(wrong: list[_Asked], errors: list[_Asked], first: _Asked | None) -> Iterator[str]:
     for start, record in (pair for pair in (*wrong, *errors) if pair is not first):
-        got = f"error {quote(record.error)}" if record.error is not None else f"got {quote(record.text)}"
-        yield f"start {start.number}: {quote(record.prompt)}: {got}"
+        yield f"start {start.number}: {quote(record.prompt)}: {_got(record)}"
 
 
 def _unjudged(sent: list[_Asked], asked: list[_Asked]) -> Iterator[str]:
@@ -208,8 +211,8 @@ def _unjudged(sent: list[_Asked], asked: list[_Asked]) -> Iterator[str]:
     judged = {id(record) for _, record in asked}
     for start, record in sent:
         if id(record) not in judged and (record.error is not None or not contains(record.text, record.expect)):
-            got = f"error {quote(record.error)}" if record.error is not None else f"got {quote(record.text)}"
-            yield f"note: start {start.number}: {quote(record.prompt)} is not calibrated and not judged here: {got}"
+            said = f"{quote(record.prompt)} is not calibrated and not judged here: {_got(record)}"
+            yield f"note: start {start.number}: {said}"
 
 
 def _differences(asked: list[_Asked]) -> Iterator[str]:

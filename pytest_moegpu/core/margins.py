@@ -7,8 +7,10 @@ from collections.abc import Iterable
 
 from pytest_moegpu.core.evidence import Margin, TokenChoice
 
-__all__ = ["GAP_FLOOR", "LOGPROB_FLOOR", "NEAR_TIE", "is_near_tie", "is_witness", "missing", "tightest"]
+__all__ = ["GAP_FLOOR", "LABEL", "LOGPROB_FLOOR", "NEAR_TIE", "is_near_tie", "is_witness", "missing", "tightest"]
 
+LABEL = "near-tie"
+"""Label of the lines of a verdict that tell of them."""
 LOGPROB_FLOOR = 0.53
 """How far a sound change of path moved one log-probability at most, in nat.
 

@@ -24,6 +24,8 @@ Answer = tuple[int, str]
 
 _BODY_BYTES = 4 * 2**20
 _WAIT_SLICE = 0.2
+_FIRST_PORT = 20_000
+_TRIES = 200
 _WILDCARDS = ("0.0.0.0", "::", "::ffff:0.0.0.0")
 
 
@@ -41,7 +43,8 @@ def free_port(host: str = "127.0.0.1", last: int = 65_535) -> int:
     It can be taken before the server binds; `listener` tells afterwards. The system's own choice comes first, as it
     does not give the same port again for a while; where it is too high, others are tried by chance.
     """
-    for chosen in (0, *random.sample(range(min(20_000, last), last), min(200, last - min(20_000, last)))):
+    others = range(min(_FIRST_PORT, last), last)
+    for chosen in (0, *random.sample(others, min(_TRIES, len(others)))):
         with socket.socket() as s:
             try:
                 s.bind((host, chosen))

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from tabulate import tabulate
 
 from pytest_moegpu.core.gate import decide
+from pytest_moegpu.core.margins import LABEL
 from pytest_moegpu.core.stats import coefficient_of_variation
 from pytest_moegpu.core.units import format_percent, format_value
 from pytest_moegpu.core.verdict import METRICS, Better, Outcome, Verdict
@@ -21,7 +22,7 @@ _TAIL_LINES = 20
 _PLACED = ("reason", "starts", "changed", "same", "valid", "log", "rerun")
 
 # Labels of lines that a reader needs though the verdict is green: they stand below the table.
-_BELOW = ("near-tie",)
+_BELOW = (LABEL,)
 
 
 def failure_text(verdict: Verdict) -> str:
