@@ -36,7 +36,10 @@ class StreamFormat(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ChatRequest:
-    """One chat turn by meaning. `prefill` is a start of the answer that the model must continue."""
+    """One chat turn by meaning. `prefill` is a start of the answer that the model must continue.
+
+    `history` are the turns before it, each a question and its answer. Without `stream` the answer comes as one object.
+    """
 
     prompt: str
     max_tokens: int
@@ -46,6 +49,8 @@ class ChatRequest:
     thinking: bool = False
     top_logprobs: int = 0
     seed: int = 1
+    history: tuple[tuple[str, str], ...] = ()
+    stream: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

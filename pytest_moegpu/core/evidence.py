@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from pytest_moegpu.core.golden import TextScore
 from pytest_moegpu.core.health import DeviceHealth, KernelLog, PhaseTelemetry
 from pytest_moegpu.core.model import Gpu, Stack
 from pytest_moegpu.core.oneshot import OneShot
@@ -49,6 +50,7 @@ class Part(StrEnum):
     OUTPUT = "output"
     THROUGHPUT = "throughput"
     CONTEXT = "context"
+    SCORES = "scores"
 
 
 class RequestKind(StrEnum):
@@ -60,6 +62,7 @@ class RequestKind(StrEnum):
     THROUGHPUT = "throughput"
     CONTEXT = "context"
     BEYOND = "beyond"
+    AXIS = "axis"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +116,8 @@ class RequestRecord:
     `margin` is that of the known answer asked for (nat); None when it was never calibrated for the model. `tightest` is
     the smallest one on the way to this answer, None where the engine gave no log-probabilities; `logprobs_missing`
     counts tokens without a finite one, where others were given. `too_long` when the server refused the prompt in words
-    that say it is longer than the context.
+    that say it is longer than the context. `rule` is how `expect` is held against the answer, a word of `core.answers`;
+    `axis` the condition it was asked under, a word of `core.axes`, empty for the plain one.
     """
 
     kind: RequestKind
@@ -144,6 +148,8 @@ class RequestRecord:
     tightest: Margin | None = None
     logprobs_missing: int = 0
     too_long: bool = False
+    rule: str = "contains"
+    axis: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,6 +202,7 @@ class StartEvidence:
     `kv_tokens` is the capacity of its KV cache in tokens, by its own description or its log; `kv_use` (share of one)
     and `preemptions` are of its counters at the end; `gpu_share` is how much of the model it says is on a GPU (share of
     one, by bytes); `health_at_end` is empty when it was still healthy then.
+    `scores` are what the model gave to every token of the fixed texts.
     `pids` are the server and all it was seen to start; `stopped_at` is the kernel's clock (seconds since boot, as in
     `KernelMessage.seconds`) when the order to stop was given.
     """
@@ -220,6 +227,7 @@ class StartEvidence:
     pids: tuple[int, ...] = ()
     stopped_at: float | None = None
     requests: tuple[RequestRecord, ...] = ()
+    scores: tuple[TextScore, ...] = ()
     log: LogFacts = LogFacts()
     served_model: str | None = None
     served_context: int | None = None

@@ -16,6 +16,8 @@ _FLAG = re.compile(r"-{1,2}[A-Za-z]")
 _LEVEL = re.compile(r"-O[=.\w]")
 # Letters left out, doubled or swapped, but not another word.
 _TYPING_ERROR = 0.85
+# Signs that are taken for each other when a word is copied by eye.
+_LOOK_ALIKE = str.maketrans("olI-", "011_")
 
 
 class Fault(StrEnum):
@@ -107,8 +109,14 @@ def alike(word: str, allowed: Iterable[str]) -> str:
     """Return the one allowed word that differs by a typing error only; empty where there is none."""
     import difflib  # here, because an idle plugin should not pay for it
 
-    match = difflib.get_close_matches(word, list(allowed), n=1, cutoff=_TYPING_ERROR)
-    return match[0] if match else ""
+    words = list(allowed)
+    same = [each for each in words if _look(each) == _look(word)]
+    match = same or difflib.get_close_matches(word, words, n=1, cutoff=_TYPING_ERROR)
+    return match[0] if match and (not same or len(same) == 1) else ""
+
+
+def _look(word: str) -> str:
+    return word.translate(_LOOK_ALIKE).lower().translate(_LOOK_ALIKE)
 
 
 def _fitting(written: str, table: Mapping[str, Flag], form: Form) -> list[str]:

@@ -119,12 +119,17 @@ class ModelSource:
 
 @dataclass(frozen=True, kw_only=True)
 class KnownAnswer:
-    """A question with one right answer, which the healthy model gives with a margin (nat) at every token on the way."""
+    """A question with one right answer, which the healthy model gives with a margin (nat) at every token on the way.
+
+    `rule` is how `expect` is held against the answer (`core.answers`); `name` finds it again in a baseline.
+    """
 
     prompt: str
     expect: tuple[str, ...]
     margin: float | None = None
     max_tokens: int = 32
+    rule: str = "contains"
+    name: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from pytest_moegpu.backends import BACKENDS, get_backend
 from pytest_moegpu.backends.base import Backend
@@ -11,10 +11,11 @@ from pytest_moegpu.core.launchflags import Fault
 from pytest_moegpu.core.launchforms import FORMS
 from pytest_moegpu.core.launchline import CommandLine, read_line
 from pytest_moegpu.core.launchwords import quote
-from pytest_moegpu.core.model import ModelFormat
+from pytest_moegpu.core.model import LaunchSpec, ModelFormat
 from pytest_moegpu.errors import ProgramError, UserError
 from pytest_moegpu.session.launchexamine import Finding, examine
 from pytest_moegpu.session.launchhelp import (
+    InstalledFlags,
     KnownFlags,
     form_of,
     installed_flags,
@@ -27,25 +28,27 @@ __all__ = ["check_line", "launch_problems"]
 _GGUF = ".gguf"
 
 
-def launch_problems(
-    backend: Backend, argv: Sequence[str], program: Sequence[str], say: Callable[[str], None] = lambda _: None
-) -> tuple[str, ...]:
-    """Return what the installed program would refuse of a command line, with the right spelling; none is empty.
+def launch_problems(backend: Backend, spec: LaunchSpec, installed: InstalledFlags) -> tuple[str, ...]:
+    """Return what the installed program would refuse of `extra_flags`, with the right spelling; none is empty.
 
     Args:
-        backend: The recipe that wrote it.
-        argv: The command line, program first.
-        program: The words of it that are the program.
-        say: Told when the program's flags cannot be read: then nothing is judged.
+        backend: The recipe that writes the command line.
+        spec: What the server is started with.
+        installed: The flags of the programs of this run; where they cannot be read, nothing is judged.
+
+    Raises:
+        UserError: The recipe cannot express the settings.
     """
-    try:
-        known = installed_flags(backend, program)
-    except ProgramError as error:
-        say(f"the launch settings are not checked: {error}")
+    known = installed.of(backend, spec.program)
+    own = len(spec.settings.extra_flags)
+    if known is None or not own:
         return ()
-    words = list(argv[len(program) :])
-    form = form_of(backend.name, program)
-    findings = examine(backend, known, form, words[1:] if words[:1] and words[0] in form.verbs else words, None)
+    words = list(backend.argv(spec)[len(spec.program) :])
+    form = form_of(backend.name, spec.program)
+    words = words[1:] if words[0] in form.verbs else words
+    findings = examine(backend, known, form, words, spec.compute_capability)
+    # They stand last in every recipe; what stands before them is not the user's own.
+    findings = tuple(each for each in findings if each.first >= len(words) - own)
     return tuple(
         f"{each.written}: {each.reason}" + (f" ({each.left_out})" if each.left_out not in each.reason else "")
         for each in findings

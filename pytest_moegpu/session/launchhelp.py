@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 
@@ -19,6 +19,7 @@ from pytest_moegpu.host.helpcache import program_texts
 
 __all__ = [
     "ForeignFlag",
+    "InstalledFlags",
     "KnownFlags",
     "foreign_flags",
     "form_of",
@@ -78,6 +79,28 @@ def installed_flags(backend: Backend, program: Sequence[str], verb: str = "") ->
     version = backend.read_version(texts.version).version
     label = f"{backend.name} {version or 'of unknown version'}"
     return KnownFlags(flags=flags, label=label, against=f"the help of the installed {label} ({program[0]})")
+
+
+class InstalledFlags:
+    """The flags of the programs of one run, each asked once, also where it does not tell.
+
+    Args:
+        say: Told when the flags of a program cannot be read.
+    """
+
+    def __init__(self, say: Callable[[str], None] = lambda _: None) -> None:
+        self._say = say
+        self._known: dict[tuple[str, ...], KnownFlags | None] = {}
+
+    def of(self, backend: Backend, program: tuple[str, ...]) -> KnownFlags | None:
+        """Return the flags of a program, None where they cannot be read."""
+        if program not in self._known:
+            try:
+                self._known[program] = installed_flags(backend, program)
+            except ProgramError as error:
+                self._known[program] = None
+                self._say(f"settings.extra_flags are not checked: {error}")
+        return self._known[program]
 
 
 def recorded_flags(backend: str, verb: str = "") -> KnownFlags | None:

@@ -24,6 +24,7 @@ from pytest_moegpu.session.chosen import choose_model, choose_program, program_c
 from pytest_moegpu.session.contained import launch_of
 from pytest_moegpu.session.daemon import refuse_daemon
 from pytest_moegpu.session.launchcheck import launch_problems
+from pytest_moegpu.session.launchhelp import InstalledFlags
 from pytest_moegpu.session.openprobe import open_probe
 from pytest_moegpu.session.progress import Progress
 from pytest_moegpu.session.server import new_container_name, new_key
@@ -71,7 +72,7 @@ class Target:
         for scenario in self.scenarios:
             if scenario.name == name:
                 return scenario
-        return _tried(self, self.load(name))
+        return _tried(self, self.load(name), InstalledFlags())
 
     @property
     def origin(self) -> Origin:
@@ -205,14 +206,15 @@ def resolve(options: Options, progress: Progress) -> Target:
             attached=attached,
         )
         # Settings that the backend cannot express are told now, and not when the GPU is already in use.
-        target = replace(target, scenarios=tuple(_tried(target, scenario, progress.line) for scenario in scenarios))
+        installed = InstalledFlags(progress.line)
+        target = replace(target, scenarios=tuple(_tried(target, scenario, installed) for scenario in scenarios))
     except BaseException:
         probe.close()
         raise
     return target
 
 
-def _tried(target: Target, scenario: Scenario, say: Callable[[str], None] = lambda _: None) -> Scenario:
+def _tried(target: Target, scenario: Scenario, installed: InstalledFlags) -> Scenario:
     """Have the backend write the command line once, where there is something to start.
 
     Raises:
@@ -227,7 +229,7 @@ def _tried(target: Target, scenario: Scenario, say: Callable[[str], None] = lamb
         launch_of(target.backend, spec, new_container_name())
         if scenario.settings.extra_flags and scenario.container is None:
             # Only for flags of the user's own: some programs take 20 s to print their help.
-            wrong = launch_problems(target.backend, target.backend.argv(spec), spec.program, say)
+            wrong = launch_problems(target.backend, spec, installed)
             if wrong:
                 raise UserError(f"settings.extra_flags: {'; '.join(wrong)}")
         container = prepare(scenario.container) if scenario.container is not None else None

@@ -77,6 +77,14 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["ok"] is True
 
 
+def test_a_cache_type_written_with_a_letter_for_a_digit(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check-launch", "--", *GOOD, "--cache-type-k", "q8_O"]) == 1
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "# --cache-type-k q8_O: read as q8_0",
+        "llama-server -m model.gguf -c 4096 --cache-type-k q8_0",
+    ]
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

@@ -16,7 +16,7 @@ from pytest_moegpu.backends.mlx import Mlx
 from pytest_moegpu.backends.ollama import Ollama
 from pytest_moegpu.core.flags import Flag
 from pytest_moegpu.core.launchcheck import LaunchReport, as_text
-from pytest_moegpu.core.launchflags import Fault, read_arguments
+from pytest_moegpu.core.launchflags import Fault, alike, read_arguments
 from pytest_moegpu.core.launchforms import FORMS, Form
 from pytest_moegpu.core.launchline import read_line
 from pytest_moegpu.core.launchmeaning import DOCUMENTED, FIELDS, read_meaning
@@ -24,7 +24,7 @@ from pytest_moegpu.core.launchwords import split_words
 from pytest_moegpu.core.model import DeviceKind, LaunchSpec, Settings
 from pytest_moegpu.errors import UserError
 from pytest_moegpu.session.launchcheck import check_line, launch_problems
-from pytest_moegpu.session.launchhelp import recorded_flags
+from pytest_moegpu.session.launchhelp import InstalledFlags, recorded_flags
 
 SGLANG = (
     "python -m sglang.launch_server --model-path X.gguf --model-format gguf --context-length 6144 "
@@ -479,9 +479,9 @@ def spec(backend: Backend, **settings: object) -> LaunchSpec:
 def test_the_embedded_server_is_held_against_its_own_parser() -> None:
     backend = get_backend("llamacpp")
     good = replace(spec(backend), program=EMBEDDED)
-    assert launch_problems(backend, backend.argv(good), EMBEDDED) == ()
+    assert launch_problems(backend, good, InstalledFlags()) == ()
     bad = replace(good, settings=replace(good.settings, extra_flags=("--ctx-siz", "5", "--no-mmap")))
-    assert launch_problems(backend, backend.argv(bad), EMBEDDED) == (
+    assert launch_problems(backend, bad, InstalledFlags()) == (
         "--ctx-siz 5: the embedded server has no such flag; write --ctx-size 5 (the line has --ctx-size 4096 already)",
         "--no-mmap: the embedded server has no such flag (nothing here is known to mean the same)",
     )
@@ -506,9 +506,9 @@ def test_a_typo_in_extra_flags_is_told_with_the_version_and_the_right_spelling(t
     help_text = (Path(__file__).parents[1] / "data" / "help" / "llama-server.txt").read_text(encoding="utf-8")
     path = str(program(tmp_path, "llama-server", help_text))
     backend = get_backend("llamacpp")
-    argv = backend.argv(replace(spec(backend, extra_flags=("--n-cpu-mo", "8", "-fa", "maybe")), program=(path,)))
+    wrong = replace(spec(backend, extra_flags=("--n-cpu-mo", "8", "-fa", "maybe")), program=(path,))
     said: list[str] = []
-    assert launch_problems(backend, argv, (path,), said.append) == (
+    assert launch_problems(backend, wrong, InstalledFlags(said.append)) == (
         "--n-cpu-mo 8: llamacpp 7 (abc) has no such flag; write --n-cpu-moe 8",
         "-fa maybe: llamacpp 7 (abc) has no value 'maybe' for it; it has on, off, auto, enabled, true, 1, disabled, "
         "false, 0, -1 ('maybe' is neither on nor off)",
@@ -520,6 +520,33 @@ def test_a_program_whose_help_cannot_be_had_is_not_judged(tmp_path: Path) -> Non
     path = str(program(tmp_path, "llama-server", "no flags here"))
     backend = get_backend("llamacpp")
     said: list[str] = []
-    assert launch_problems(backend, (path, "--bogus"), (path,), said.append) == ()
+    installed = InstalledFlags(said.append)
+    bogus = replace(spec(backend, extra_flags=("--bogus",)), program=(path,))
+    assert launch_problems(backend, bogus, installed) == ()
+    assert launch_problems(backend, bogus, installed) == ()
     assert len(said) == 1
-    assert said[0].startswith("the launch settings are not checked: no flags can be read")
+    assert said[0].startswith("settings.extra_flags are not checked: no flags can be read")
+
+
+def test_what_the_recipe_writes_itself_is_not_told_as_the_users_own(tmp_path: Path) -> None:
+    many = "".join(f"--flag-{i} N   one of many\n" for i in range(6))
+    path = str(program(tmp_path, "llama-server", f"{many}--model N  the model\n"))
+    backend = get_backend("llamacpp")
+    own = replace(spec(backend, extra_flags=("--flag-1", "2", "--bogus")), program=(path,))
+    assert launch_problems(backend, own, InstalledFlags()) == (
+        "--bogus: llamacpp 7 (abc) has no such flag (nothing here is known to mean the same)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("word", "allowed", "found"),
+    [
+        ("q8_O", ("q4_0", "q8_0", "q5_0"), "q8_0"),
+        ("Q8_0", ("q4_0", "q8_0"), "q8_0"),
+        ("--ctx_size", ("--ctx-size", "--ctx-checkpoints"), "--ctx-size"),
+        ("q3_0", ("q4_0", "q8_0"), ""),
+        ("Auto", ("auto", "AUTO"), ""),
+    ],
+)
+def test_signs_that_look_alike_are_taken_for_each_other(word: str, allowed: tuple[str, ...], found: str) -> None:
+    assert alike(word, allowed) == found
