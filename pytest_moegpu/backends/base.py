@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from pytest_moegpu.core.evidence import LogFacts, TokenChoice
 from pytest_moegpu.core.flags import Flag
-from pytest_moegpu.core.model import LaunchSpec, ModelFormat
+from pytest_moegpu.core.model import LaunchSpec, ModelFormat, Settings
 
 __all__ = [
     "Backend",
@@ -223,6 +223,9 @@ class Backend(Protocol):
     @property
     def not_flags(self) -> Mapping[str, str]:
         """Flags that documents give for it and that do not exist, each with what to write instead."""
+
+    def spells_by_build(self, settings: Settings) -> bool:
+        """Whether these settings are spelled in one way by some builds and otherwise by others (`LaunchSpec.flags`)."""
 
     def argv(self, spec: LaunchSpec) -> tuple[str, ...]:
         """Write the command line.

@@ -13,7 +13,7 @@ from pytest_moegpu.backends.base import ChatRequest, EngineVersion, Load, Served
 from pytest_moegpu.backends.recipe import Recipe, count, lines, refuse, text
 from pytest_moegpu.core.evidence import LogFacts
 from pytest_moegpu.core.kvcache import spell_kv
-from pytest_moegpu.core.model import ALL_LAYERS, DeviceKind, LaunchSpec, ModelFormat
+from pytest_moegpu.core.model import ALL_LAYERS, DeviceKind, LaunchSpec, ModelFormat, Settings
 from pytest_moegpu.core.units import MIB
 
 __all__ = ["LlamaCpp"]
@@ -48,6 +48,7 @@ _KV_SPELLINGS = {
     "int8": "q8_0",
     "int4": "q4_0",
 }
+_READ_WHOLE = ("--load-mode", "none")
 _UNABLE = {
     "memory_share": "llama.cpp takes what the model and its cache need; settings.context and gpu_layers set how much",
     "host_weights_bytes": "llama.cpp counts layers: settings.gpu_layers, or settings.cpu_expert_layers",
@@ -107,6 +108,10 @@ class LlamaCpp(Recipe):
         "metrics": ("--metrics",),
     }
 
+    def spells_by_build(self, settings: Settings) -> bool:
+        """Builds of the autumn of 2026 have `--load-mode` in place of `--no-mmap`, and refuse that."""
+        return not settings.mmap
+
     def argv(self, spec: LaunchSpec) -> tuple[str, ...]:
         """Write the command line. `--fit off`: a model that does not fit must fail, not shrink in silence."""
         s = spec.settings
@@ -130,7 +135,7 @@ class LlamaCpp(Recipe):
         if s.cpu_expert_layers:
             flags += ["--n-cpu-moe", str(s.cpu_expert_layers)]
         if not s.mmap:
-            flags.append("--no-mmap")
+            flags += _READ_WHOLE if _READ_WHOLE[0] in spec.flags else ("--no-mmap",)
         return (*spec.program, *flags, *s.extra_flags)
 
     def environment(self, spec: LaunchSpec) -> dict[str, str]:

@@ -53,6 +53,10 @@ class Recipe:
     meanings: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     not_flags: ClassVar[Mapping[str, str]] = {}
 
+    def spells_by_build(self, settings: Settings) -> bool:  # noqa: ARG002 - of the Protocol
+        """All builds spell everything alike."""
+        return False
+
     def setup(self, spec: LaunchSpec) -> tuple[SetupCommand, ...]:  # noqa: ARG002 - of the Protocol
         """Nothing to set up."""
         return ()

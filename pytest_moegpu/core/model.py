@@ -306,7 +306,8 @@ class LaunchSpec:
     """Everything a backend needs to write a command line.
 
     `devices` are indexes in PCI bus order, or UUIDs (MIG). `scratch` is a folder of this start alone, which is there.
-    `compute_capability` is the lowest of the devices, such as 8.6.
+    `compute_capability` is the lowest of the devices, such as 8.6. `flags` are those the installed program says it has,
+    where the backend needed to know; empty when they are not known.
     """
 
     program: tuple[str, ...]
@@ -322,3 +323,4 @@ class LaunchSpec:
     scratch: str = ""
     compute_capability: str | None = None
     container: Container | None = None
+    flags: frozenset[str] = frozenset()

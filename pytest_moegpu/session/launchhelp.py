@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ from pytest_moegpu.core.launchforms import FORMS, Form
 from pytest_moegpu.errors import ProgramError
 from pytest_moegpu.host.embedded_server import parser
 from pytest_moegpu.host.helpcache import program_texts
+from pytest_moegpu.host.stack import find_program
 
 __all__ = [
     "ForeignFlag",
@@ -99,7 +101,7 @@ class InstalledFlags:
                 self._known[program] = installed_flags(backend, program)
             except ProgramError as error:
                 self._known[program] = None
-                self._say(f"settings.extra_flags are not checked: {error}")
+                self._say(f"the flags of {backend.name} are not known, extra_flags are not checked: {error}")
         return self._known[program]
 
 
@@ -138,12 +140,13 @@ def foreign_flags(backend: str) -> Mapping[str, ForeignFlag]:
 def installed_program(backend: Backend, program: Sequence[str]) -> tuple[str, ...] | None:
     """Return the words of a program as it is found on this machine, None where it is not.
 
-    A variable of the backend that names the program stands in for one that is not on PATH.
+    A variable of the backend that names the program, with arguments of its own, stands in for one that is not on PATH.
     """
     if program:
         found = shutil.which(program[0])
         if found is not None:
             return (found, *program[1:])
-    given = os.environ.get(backend.program_variable) or ""
-    found = shutil.which(given) if given else shutil.which(backend.program)
-    return None if found is None else (found,)
+    way = (backend.program_variable, os.environ.get(backend.program_variable))
+    with contextlib.suppress(ProgramError):
+        return find_program(backend.program, (way,), os.environ.get("PATH"))
+    return None

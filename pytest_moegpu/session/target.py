@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from pytest_moegpu.backends import get_backend
 from pytest_moegpu.backends.base import Backend, EngineVersion
@@ -60,6 +60,7 @@ class Target:
     versions: dict[str, str]
     program_sha256: str | None
     load: Callable[[str], Scenario]
+    installed: InstalledFlags = field(default_factory=InstalledFlags)
     restricted: bool = False
     attached: Attachment | None = None
 
@@ -72,7 +73,7 @@ class Target:
         for scenario in self.scenarios:
             if scenario.name == name:
                 return scenario
-        return _tried(self, self.load(name), InstalledFlags())
+        return _tried(self, self.load(name))
 
     @property
     def origin(self) -> Origin:
@@ -107,7 +108,15 @@ class Target:
             scratch=scratch,
             compute_capability=min(capabilities, key=_version, default=None),
             container=scenario.container,
+            flags=self._flags(scenario),
         )
+
+    def _flags(self, scenario: Scenario) -> frozenset[str]:
+        """Return the flags of the installed program, where the backend cannot write the command line without."""
+        if scenario.container is not None or not self.backend.spells_by_build(scenario.settings):
+            return frozenset()
+        known = self.installed.of(self.backend, self.program)
+        return frozenset(name for flag in known.flags for name in flag.names) if known is not None else frozenset()
 
     @property
     def rehearsal(self) -> str:
@@ -202,19 +211,19 @@ def resolve(options: Options, progress: Progress) -> Target:
             versions=versions,
             program_sha256=program_checksum(program) if program else None,
             load=load,
+            installed=InstalledFlags(progress.line),
             restricted=bool(options.scenarios),
             attached=attached,
         )
         # Settings that the backend cannot express are told now, and not when the GPU is already in use.
-        installed = InstalledFlags(progress.line)
-        target = replace(target, scenarios=tuple(_tried(target, scenario, installed) for scenario in scenarios))
+        target = replace(target, scenarios=tuple(_tried(target, scenario) for scenario in scenarios))
     except BaseException:
         probe.close()
         raise
     return target
 
 
-def _tried(target: Target, scenario: Scenario, installed: InstalledFlags) -> Scenario:
+def _tried(target: Target, scenario: Scenario) -> Scenario:
     """Have the backend write the command line once, where there is something to start.
 
     Raises:
@@ -229,7 +238,7 @@ def _tried(target: Target, scenario: Scenario, installed: InstalledFlags) -> Sce
         launch_of(target.backend, spec, new_container_name())
         if scenario.settings.extra_flags and scenario.container is None:
             # Only for flags of the user's own: some programs take 20 s to print their help.
-            wrong = launch_problems(target.backend, spec, installed)
+            wrong = launch_problems(target.backend, spec, target.installed)
             if wrong:
                 raise UserError(f"settings.extra_flags: {'; '.join(wrong)}")
         container = prepare(scenario.container) if scenario.container is not None else None

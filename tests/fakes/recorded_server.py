@@ -9,6 +9,7 @@ Run as a script with the standard library only. MOEGPU_RECORDED names a JSON fil
     refuse          [tokens, status, body]: prompts of more tokens are answered so
     fault           [chats, status, body]: from so many chats on, each is answered so ...
     get_then        ... and these paths like this
+    last            [chats, status, body, code]: the chat of this number is answered so, and then the server ends
 
 Other chats are answered as the stand-in of llama-server does.
 """
@@ -101,7 +102,10 @@ class Handler(llama.Handler):  # type: ignore[misc]
         with Handler.lock:
             Handler.chats += 1
             number = Handler.chats
-        if "fault" in told and number > told["fault"][0]:
+        if "last" in told and number >= told["last"][0]:
+            self._send(told["last"][1], "application/json", told["last"][2].encode())
+            os._exit(told["last"][3])
+        elif "fault" in told and number > told["fault"][0]:
             self._send(told["fault"][1], "text/event-stream", told["fault"][2].encode())
         elif "refuse" in told and llama.prompt_tokens(request["messages"]) > told["refuse"][0]:
             self._send(told["refuse"][1], "application/json", told["refuse"][2].encode())

@@ -70,17 +70,8 @@ CONFIG = {
     "max_position_embeddings": 8192,
     "torch_dtype": "bfloat16",
 }
-NO_KERNEL = (
-    "(EngineCore pid=1) ERROR 11-30 12:00:00 [core.py:1] ValueError: Triton dequant kernels require CUDA tensors"
-)
-# What a client got of vLLM 0.32.0 with a GGUF on a processor, whose kernels are for CUDA only.
-ENGINE_DIED = """\
-data: {"error": {"message": "EngineCore encountered an issue. See stack trace (above) for the root cause.", \
-"type": "InternalServerError", "param": null, "code": 500}}
-
-data: [DONE]
-
-"""
+# vLLM 0.32.0 with a GGUF on a processor, whose kernels are for CUDA only: its engine dies of the first chat.
+ENGINE_DIES = Recording.read(ENGINES / "vllm/faults/1-gguf-kills-the-engine.txt")
 
 Replay = Callable[..., pytest.RunResult]
 
@@ -155,15 +146,27 @@ def test_a_program_that_ended_before_it_served_is_an_error_with_its_own_words(
     assert "Press any key" not in line
 
 
+def engine_dies(chats: int) -> dict[str, object]:
+    """What was recorded, the engine dying of the chat behind so many good ones."""
+    status, body = ENGINE_DIES.answer("first streamed chat")
+    health, models = (ENGINE_DIES.answer(f"GET {path} after the first chat") for path in ("/health", "/v1/models"))
+    # The model of this run has another name; that the list is still answered is the point.
+    assert (health[0], models[0]) == (503, 200)
+    return {
+        "log": ENGINE_DIES.log,
+        "get": vllm_answers(1024),
+        "fault": [chats, status, f"{body}\n\n"],
+        "get_then": {"/health": list(health)},
+    }
+
+
+def last_chat(number: int) -> list[object]:
+    """The chat after which the server was seen to end as well, with what it was answered."""
+    return [number, *ENGINE_DIES.answer("second streamed chat"), ENGINE_DIES.exit_code]
+
+
 def test_the_engine_dies_behind_a_front_that_lives_on(project: Project, replay: Replay) -> None:
-    result = replay(
-        "vllm",
-        context=1024,
-        log=NO_KERNEL,
-        get=vllm_answers(1024),
-        fault=[3, 200, ENGINE_DIED],
-        get_then={"/health": [503, ""]},
-    )
+    result = replay("vllm", **engine_dies(3))
     assert result.ret == 1
     (start,) = project.last_run().evidence[0].starts
     assert start.health_at_end.startswith("health says ")
@@ -176,20 +179,21 @@ def test_the_engine_dies_behind_a_front_that_lives_on(project: Project, replay: 
 
 
 def test_the_first_request_kills_the_engine(project: Project, replay: Replay) -> None:
-    result = replay(
-        "vllm",
-        "--moegpu-level=1",
-        log=NO_KERNEL,
-        get=vllm_answers(1024),
-        fault=[0, 200, ENGINE_DIED],
-        get_then={"/health": [503, ""]},
-    )
+    result = replay("vllm", "--moegpu-level=1", **engine_dies(0), last=last_chat(2))
     assert result.ret == 1
     told = failure(project)
     assert told.phase is Phase.READY
     assert told.state == "health 503"
     assert "healthy, but it does not generate: " in told.cause
     assert "EngineCore encountered an issue" in told.cause
+
+
+def test_the_front_ends_as_well_and_with_exit_code_0(project: Project, replay: Replay) -> None:
+    result = replay("vllm", **engine_dies(3), last=last_chat(5))
+    assert result.ret == 1
+    told = failure(project)
+    print(told, verdicts(project, "stability"))
+    assert told.exit_code == 0
 
 
 def test_a_kv_pool_smaller_than_the_context(project: Project, replay: Replay) -> None:

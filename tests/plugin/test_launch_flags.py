@@ -16,7 +16,7 @@ from tests.fakes.project import Project, usage_error
 
 HELP = Path(__file__).parents[1] / "data" / "help" / "llama-server.txt"
 QUICK = ("--moegpu-starts=1", "--moegpu-level=1", "-k", "preflight")
-UNREADABLE = "settings.extra_flags are not checked"
+UNREADABLE = "extra_flags are not checked"
 
 
 def helpful(project: Project, answer: str) -> Path:
@@ -134,3 +134,24 @@ def test_a_server_that_is_attached_to_is_not_asked(project: Project) -> None:
     assert result.ret == 0, result.stdout.str()
     assert UNREADABLE not in result.stdout.str() + result.stderr.str()
     assert asked(calls) == 0
+
+
+@pytest.mark.parametrize(
+    ("said", "written"),
+    [
+        (f'cat "{HELP}"', ("--load-mode", "none")),
+        (f'sed "s/-lm,   --load-mode MODE/--mmap, --no-mmap      /" "{HELP}"', ("--no-mmap",)),
+        ("false", ("--no-mmap",)),
+    ],
+    ids=["build-11434", "an-older-one", "not-known"],
+)
+def test_a_model_that_is_not_mapped_is_asked_for_as_the_build_spells_it(
+    project: Project, said: str, written: tuple[str, ...]
+) -> None:
+    helpful(project, f"{said}; exit $?")
+    text = (project.catalog / "scenarios/fake-1k.toml").read_text()
+    project.write("scenarios/fake-1k", text.replace("context = 1024", "context = 1024\nmmap = false"))
+    result = project.run(*QUICK)
+    assert result.ret == 0, result.stdout.str()
+    argv = project.last_run().evidence[0].starts[0].argv
+    assert argv[-len(written) :] == written

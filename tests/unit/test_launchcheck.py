@@ -456,6 +456,15 @@ def test_the_installed_program_is_asked_and_named(tmp_path: Path) -> None:
     assert report.problems[0].reason.startswith("llamacpp 7 (abc) has no such flag")
 
 
+def test_a_program_named_by_its_variable_keeps_its_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = program(tmp_path, "other-name", "\n".join(f"--flag-{i} N" for i in range(6)))
+    monkeypatch.setenv("MOEGPU_VLLM", f"{path} serve")
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    report = check_line(["vllm serve m --flag-1 5"])
+    assert report.against == f"the help of the installed vllm of unknown version ({path})"
+    assert "serve --help" in (path.parent.parent / "calls").read_text()
+
+
 def test_a_program_that_prints_no_help_leaves_the_recorded_list(tmp_path: Path) -> None:
     program(tmp_path, "llama-server", "Segmentation fault")
     report = check_line(["llama-server -m x --bogus"])
@@ -525,7 +534,7 @@ def test_a_program_whose_help_cannot_be_had_is_not_judged(tmp_path: Path) -> Non
     assert launch_problems(backend, bogus, installed) == ()
     assert launch_problems(backend, bogus, installed) == ()
     assert len(said) == 1
-    assert said[0].startswith("settings.extra_flags are not checked: no flags can be read")
+    assert said[0].startswith("the flags of llamacpp are not known, extra_flags are not checked: no flags can be read")
 
 
 def test_what_the_recipe_writes_itself_is_not_told_as_the_users_own(tmp_path: Path) -> None:
