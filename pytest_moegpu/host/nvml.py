@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pytest_moegpu.errors import ProbeError
+from pytest_moegpu.host.nativeplan import Plan
+from pytest_moegpu.host.nvmlplan import EverySeconds, plan
 from pytest_moegpu.host.nvmlreaders import Memory, memory_reader, number_reader
 from pytest_moegpu.host.selection import Found
 
@@ -227,6 +229,10 @@ class Nvml:
     def number_reader(self, device: Found, function: str) -> Callable[[], int | None]:
         """Return a function that does what `number` does for a function without arguments."""
         return number_reader(self._lib, device.handle, function, partial(self.number, device, function))
+
+    def native_plan(self, devices: Sequence[Found], every_seconds: EverySeconds, *, v2: bool) -> Plan | None:
+        """Return what a loop outside Python asks of these devices; None: the library's functions cannot be had."""
+        return plan(self._lib, devices, every_seconds, self._not_given, v2=v2)
 
     def processes(self, device: Found, context: str) -> list[tuple[int, int | None]] | None:
         """List pid and bytes of the processes with a `Compute` or `Graphics` context; None: not listed here.

@@ -12,7 +12,9 @@ from pytest_moegpu.core.health import DeviceHealth
 from pytest_moegpu.core.model import Gpu
 from pytest_moegpu.core.sample import Sample
 from pytest_moegpu.errors import ProbeError
+from pytest_moegpu.host.nativeplan import Plan
 from pytest_moegpu.host.nvml import Nvml
+from pytest_moegpu.host.nvmlplan import EverySeconds
 from pytest_moegpu.host.nvmlreaders import Memory
 from pytest_moegpu.host.selection import Found, select
 
@@ -126,7 +128,10 @@ class NvmlProbe:
         if energy:
             self._energy_at, self._phase = time, phase
         self._plain_until = min(
-            self._often_at + _OFTEN_SECONDS, self._seldom_at + _SELDOM_SECONDS, self._energy_at + self._energy_seconds
+            self._often_at + _OFTEN_SECONDS,
+            self._clock_at + _CLOCK_SECONDS,
+            self._seldom_at + _SELDOM_SECONDS,
+            self._energy_at + self._energy_seconds,
         )
         # Memory of all first: the others take milliseconds now and then, and one stamp stands for all devices.
         memory = [readers.memory() for readers in self._readers]
@@ -135,6 +140,11 @@ class NvmlProbe:
             self._read(device, readers, sizes, time, phase, due)
             for device, readers, sizes in zip(self._devices, self._readers, memory, strict=True)
         )
+
+    def native_plan(self) -> Plan | None:
+        """Return what `read` asks, for a loop outside Python; None where the library's functions cannot be had."""
+        every = EverySeconds(_OFTEN_SECONDS, _CLOCK_SECONDS, _SELDOM_SECONDS, self._energy_seconds)
+        return self._nvml.native_plan(self._devices, every, v2=self._memory_v2)
 
     def health(self) -> tuple[DeviceHealth, ...]:
         """Read fault counters, power limit (watts) and temperature (degrees Celsius) of every device.

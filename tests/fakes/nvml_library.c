@@ -5,12 +5,14 @@
    DEVICE is the index of a GPU, GPU/PLACE for a MIG instance, or - for functions without a device. CODE is `ok` or an
    NVML_ERROR_ name without its front. A row with @CALL holds from that call on (1 is the first); of several rows that
    hold the last one is taken. VALUE is a number, `ones` for all ones, or after `text=` the rest of the row.
+   A device function whose row has sleep= answers after so many milliseconds.
    A device function without a row is NOT_SUPPORTED. # begins a comment. Structures and codes are those of nvml.h. */
 
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7,
        ARGUMENT_VERSION_MISMATCH = 25 };
@@ -97,14 +99,6 @@ static const Row *row_of(const char *function, const char *device, int repeated)
     return found;
 }
 
-static int answer(const char *function, const char *device, const char **values) {
-    if (!running) return UNINITIALIZED;
-    const Row *row = row_of(function, device, 0);
-    if (!row) return NOT_SUPPORTED;
-    *values = row->values;
-    return row->code;
-}
-
 /* Find the value NAME= at or after `from`; NULL when there is none. */
 static const char *value_of(const char *from, const char *name) {
     char key[32];
@@ -120,6 +114,17 @@ static int number(const char *values, const char *name, uint64_t *number) {
     if (!text) return NOT_SUPPORTED;
     *number = number_at(text);
     return SUCCESS;
+}
+
+static int answer(const char *function, const char *device, const char **values) {
+    if (!running) return UNINITIALIZED;
+    const Row *row = row_of(function, device, 0);
+    if (!row) return NOT_SUPPORTED;
+    uint64_t pause = 0;
+    if (number(row->values, "sleep", &pause) == SUCCESS)
+        nanosleep(&(struct timespec){(time_t)(pause / 1000), (long)(pause % 1000 * 1000000)}, NULL);
+    *values = row->values;
+    return row->code;
 }
 
 static uint64_t required(const char *values, const char *name) {

@@ -5,12 +5,16 @@ The binding keeps the library it has once loaded, so every reading is done by a 
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,7 @@ from msgspec import structs
 from pytest_moegpu.errors import MoegpuError, ProbeError
 from pytest_moegpu.host import nvml
 from pytest_moegpu.host.nvmlprobe import NvmlProbe
+from pytest_moegpu.host.sampler import Sampler
 
 __all__ = ["FakeNvmlLibrary", "driver", "h200", "instance", "rtx3090"]
 
@@ -58,15 +63,33 @@ class FakeNvmlLibrary:
         visible: str | None = None,
         times: Sequence[float] = (0.0,),
         module: Path | None = None,
+        phases: Sequence[str] = (),
     ) -> dict[str, Any]:
         """Return what the probe says: `devices`, `versions`, `memory_version`, `readings`, `health`, `processes`.
 
         An error takes the place of what it was raised by: its `type`, `kind` and `error`. `times` are those of the
-        readings, which end with the first error; `module` is the file with the version of the kernel driver.
+        readings, which end with the first error, `phases` theirs; `module` is the file with the version of the kernel
+        driver.
         """
         asked = {"devices": list(devices), "visible": visible, "times": list(times), "module": str(module or "")}
+        return self._said(rows, {**asked, "phases": list(phases or ["decode"] * len(times))})
+
+    def sample(
+        self, rows: str, phases: Sequence[tuple[str, float]] = (("decode", 0.3),), native: bool = True, **asked: Any
+    ) -> dict[str, Any]:
+        """Return what a sampler of the probe has, which is in each phase for so many seconds.
+
+        `samples`, `notes`, `error`, `rate`, `gap`, `native` (whether the loop in C was in use) and `stopping`, the
+        seconds that the stop took. `asked` may have `samplings`, one after the other on one probe, of which the last
+        one is returned, `energy_seconds`, `timeout` of the stop in seconds, and `hold`, for how many seconds Python
+        does nothing but hold the GIL in the first phase.
+        """
+        asked = {"sampling": list(phases), "samplings": 1, "energy_seconds": 10.0, "timeout": 5.0, "hold": 0.0} | asked
+        return self._said(rows, asked, {} if native else {"MOEGPU_NATIVE": "0"})
+
+    def _said(self, rows: str, asked: dict[str, Any], variables: dict[str, str] | None = None) -> dict[str, Any]:
         command = [sys.executable, "-m", "tests.fakes.nvml_library", json.dumps(asked)]
-        environment = self.environment(rows)
+        environment = self.environment(rows) | (variables or {})
         done = subprocess.run(command, cwd=_ROOT, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         said: dict[str, Any] = json.loads(done.stdout)
@@ -172,7 +195,7 @@ def _or_error(ask: Callable[[], Any]) -> Any:
         return {"type": type(error).__name__, "kind": kind, "error": str(error)}
 
 
-def _say(devices: list[int | str], visible: str | None, times: list[float]) -> dict[str, Any]:
+def _say(devices: list[int | str], visible: str | None, times: list[float], phases: list[str]) -> dict[str, Any]:
     opened = _or_error(lambda: NvmlProbe(devices, visible))
     if isinstance(opened, dict):
         return opened
@@ -183,8 +206,8 @@ def _say(devices: list[int | str], visible: str | None, times: list[float]) -> d
         "memory_version": probe.memory_version,
         "readings": [],
     }
-    for time in times:
-        reading = _or_error(lambda now=time: [structs.asdict(sample) for sample in probe.read(now, "decode")])  # type: ignore[misc]
+    for at, phase in zip(times, phases, strict=True):
+        reading = _or_error(partial(_reading, probe, at, phase))
         said["readings"].append(reading)
         if isinstance(reading, dict):
             break
@@ -194,8 +217,50 @@ def _say(devices: list[int | str], visible: str | None, times: list[float]) -> d
     return said
 
 
+def _reading(probe: NvmlProbe, at: float, phase: str) -> list[dict[str, Any]]:
+    return [structs.asdict(sample) for sample in probe.read(at, phase)]
+
+
+def _sample(
+    sampling: list[tuple[str, float]], samplings: int, energy_seconds: float, timeout: float, hold: float
+) -> dict[str, Any]:
+    probe = NvmlProbe(energy_seconds=energy_seconds)
+    # As many calls before the first reading as `_say` makes.
+    probe.devices()
+    for _ in range(samplings):
+        sampler = Sampler(probe)
+        sampler.enter(sampling[0][0])
+        sampler.start()
+        native = any(thread.name == "moegpu-sampler-look" for thread in threading.enumerate())
+        if hold:
+            # Unlike other functions of ctypes, those of PyDLL keep the GIL.
+            ctypes.PyDLL(None).usleep(int(hold * 1e6))
+        for phase, seconds in sampling:
+            sampler.enter(phase)
+            time.sleep(seconds)
+        before = time.monotonic()
+        sampler.stop(timeout)
+        stopping = time.monotonic() - before
+    error = sampler.error
+    said = {
+        "samples": [structs.asdict(sample) for sample in sampler.samples],
+        "notes": list(sampler.notes),
+        "error": None if error is None else {"kind": error.kind, "error": str(error)},
+        "rate": sampler.rate(),
+        "gap": sampler.gap(),
+        "native": native,
+        "stopping": stopping,
+        "threads": [thread.name for thread in threading.enumerate()],
+    }
+    probe.close()
+    return said
+
+
 if __name__ == "__main__":
     asked = json.loads(sys.argv[1])
+    if "sampling" in asked:
+        print(json.dumps(_sample(**asked)))
+        sys.exit()
     # Without a file of the test's own, none: this machine may have a kernel driver.
     nvml._MODULE_VERSIONS = (Path(asked["module"]),) if asked["module"] else ()
-    print(json.dumps(_say(asked["devices"], asked["visible"], asked["times"])))
+    print(json.dumps(_say(asked["devices"], asked["visible"], asked["times"], asked["phases"])))
