@@ -12,19 +12,21 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import combinations_with_replacement
 from typing import Literal
 
 __all__ = [
     "Alternative",
     "RatioEstimate",
+    "center",
     "checked",
     "coefficient_of_variation",
     "mann_whitney",
-    "planned_alphas",
     "ratio",
+    "rejection",
     "smallest_loss",
     "starts_needed",
+    "yuen",
 ]
 
 Alternative = Literal["less", "greater", "two-sided"]
@@ -114,7 +116,7 @@ def ratio(now: Sequence[float], base: Sequence[float], confidence: float) -> Rat
     now, base = checked(now, "values now"), checked(base, "baseline values")
     _check_share(confidence, "confidence")
     differences = sorted(math.log(a / b) for a in now for b in base)
-    rank, tail = _rejection(len(now), len(base), (1 - confidence) / 2)
+    rank, tail = rejection(len(now), len(base), (1 - confidence) / 2)
     if rank == 0:
         rank, tail = 1, 1 / math.comb(len(now) + len(base), len(now))
     return RatioEstimate(
@@ -153,7 +155,7 @@ def smallest_loss(
     sides = [checked(base, "baseline values")] + ([checked(now, "values now")] if now else [])
     _check_count(n_now, "n_now")
     _check_share(power, "power")
-    rank, level = _rejection(n_now, len(base), alpha)
+    rank, level = rejection(n_now, len(base), alpha)
     freedom = sum(len(side) - 1 for side in sides)
     if rank == 0 or freedom == 0:
         return None
@@ -181,6 +183,75 @@ def starts_needed(n_base: int, alpha: float) -> int:
     return n_now
 
 
+def rejection(n: int, m: int, alpha: float) -> tuple[int, float]:
+    """Return how many of the smallest U values one side of a level-alpha test rejects, and the level this has.
+
+    Both are 0 when not even complete separation reaches alpha.
+
+    Args:
+        n: Number of starts of one side, at least 1.
+        m: Number of starts of the other.
+        alpha: One-sided level, above 0 and below 1.
+
+    Raises:
+        ValueError: `alpha` is out of range.
+    """
+    _check_share(alpha, "alpha")
+    n, m = sorted((n, m))
+    counts = _sum_counts(tuple(range(1, n + m + 1)), n)
+    total = math.comb(n + m, n)
+    lowest, rank, below = n * (n + 1) // 2, 0, 0
+    while below + counts[lowest + rank] <= alpha * total * _SLACK:
+        below += counts[lowest + rank]
+        rank += 1
+    return rank, below / total
+
+
+def center(values: Sequence[float]) -> float:
+    """Return the log of the Hodges-Lehmann location: the median of the means of all pairs of logs, each with itself.
+
+    Up to 29 % of slow starts cannot carry it away, and on normal noise its variance is that of the mean times pi/3
+    (Lehmann, Nonparametrics, section 2.4 and appendix).
+
+    Raises:
+        ValueError: There are no values, or one is NaN, infinite, zero or negative.
+    """
+    logs = sorted(map(math.log, checked(values)))
+    return statistics.median((a + b) / 2 for a, b in combinations_with_replacement(logs, 2))
+
+
+def yuen(now: Sequence[float], base: Sequence[float], alternative: Alternative) -> float | None:
+    """Return the p-value of Yuen's test on the logs: Welch's t of means trimmed by 20 % at each end.
+
+    It asks after the size of a shift where Mann-Whitney asks after its order, and lets slow starts drop out
+    (Yuen 1974; `scipy.stats.ttest_ind(trim=0.2, equal_var=False)`). Below five starts nothing is trimmed.
+
+    Returns:
+        None when a side has fewer than two values, or no spread is left after trimming: there is nothing to test with.
+
+    Raises:
+        ValueError: A side is empty or holds NaN, an infinite, zero or negative value.
+    """
+    from scipy.special import stdtr
+
+    sides = [sorted(map(math.log, checked(v, what))) for v, what in ((now, "values now"), (base, "baseline values"))]
+    if min(map(len, sides)) < 2:
+        return None
+    means, errors, kept = [], [], []
+    for logs in sides:
+        cut = len(logs) // 5
+        inner = logs[cut : len(logs) - cut]
+        pulled = [inner[0]] * cut + inner + [inner[-1]] * cut
+        means.append(statistics.fmean(inner))
+        errors.append(statistics.variance(pulled) * (len(logs) - 1) / (len(inner) * (len(inner) - 1)))
+        kept.append(len(inner))
+    if sum(errors) == 0:
+        return None
+    freedom = sum(errors) ** 2 / sum(error**2 / (count - 1) for error, count in zip(errors, kept, strict=True))
+    less = float(stdtr(freedom, (means[0] - means[1]) / math.sqrt(sum(errors))))
+    return {"less": less, "greater": 1 - less, "two-sided": 2 * min(less, 1 - less)}[alternative]
+
+
 def coefficient_of_variation(values: Sequence[float]) -> float | None:
     """Return sample standard deviation / mean, a share of one; None for a single value, whose spread is not known.
 
@@ -189,32 +260,6 @@ def coefficient_of_variation(values: Sequence[float]) -> float | None:
     """
     values = checked(values)
     return statistics.stdev(values) / statistics.fmean(values) if len(values) > 1 else None
-
-
-def planned_alphas(looks: Sequence[int], n_base: int, alpha: float) -> tuple[float, ...]:
-    """Return the level of each planned look, so that all looks together keep `alpha` (Bonferroni).
-
-    A look with too few starts to reject spends nothing; the others share `alpha` equally. Looks are dropped from the
-    smallest on until every one left can reach its share, so the levels add up to alpha, or are all 0.
-
-    Args:
-        looks: Number of starts at each look, growing.
-        n_base: Number of starts of the baseline, at least 1.
-        alpha: One-sided level of all looks together, above 0 and below 1.
-
-    Raises:
-        ValueError: Looks do not grow, or an argument is out of range.
-    """
-    _check_count(n_base, "n_base")
-    _check_share(alpha, "alpha")
-    for n_now in looks:
-        _check_count(n_now, "looks")
-    if any(b <= a for a, b in pairwise(looks)):
-        raise ValueError(f"looks must grow, not {', '.join(map(str, looks))}")
-    able = len(looks)
-    while able and not _reaches(looks[-able], n_base, alpha / able):
-        able -= 1
-    return (0.0,) * (len(looks) - able) + (alpha / able if able else 0.0,) * able
 
 
 @lru_cache(maxsize=64)
@@ -226,19 +271,6 @@ def _sum_counts(scores: tuple[int, ...], size: int) -> Mapping[int, int]:
             for rank_sum, count in table[chosen - 1].items():
                 table[chosen][rank_sum + score] += count
     return table[size]
-
-
-def _rejection(n: int, m: int, alpha: float) -> tuple[int, float]:
-    """Return how many of the smallest U values one side of a level-alpha test rejects, and the level this has."""
-    _check_share(alpha, "alpha")
-    n, m = sorted((n, m))
-    counts = _sum_counts(tuple(range(1, n + m + 1)), n)
-    total = math.comb(n + m, n)
-    lowest, rank, below = n * (n + 1) // 2, 0, 0
-    while below + counts[lowest + rank] <= alpha * total * _SLACK:
-        below += counts[lowest + rank]
-        rank += 1
-    return rank, below / total
 
 
 def _reaches(n: int, m: int, alpha: float) -> bool:

@@ -47,13 +47,18 @@ class Better(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class MetricKind:
-    """What a metric means: unit, direction, default relative tolerance, and whether it is compared with a baseline."""
+    """What a metric means: unit, direction, default relative tolerance, and whether it is compared with a baseline.
+
+    `session_cv` is the spread between sessions (standard deviation in logs, a share of one) to assume until the stored
+    sessions show it.
+    """
 
     name: str
     title: str
     unit: str
     better: Better
     tolerance: float
+    session_cv: float = 0.015
     compared: bool = True
     definition: str = ""
 
@@ -91,6 +96,7 @@ METRICS: dict[str, MetricKind] = {
             unit="B",
             better=Better.LOWER,
             tolerance=0.05,
+            session_cv=0.002,
             definition="highest device reading of a start outside long contexts - idle reading before it",
         ),
         MetricKind(

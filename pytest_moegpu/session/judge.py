@@ -11,6 +11,7 @@ from pytest_moegpu.checks.base import Check
 from pytest_moegpu.checks.throughput import metrics
 from pytest_moegpu.core.baseline import Baseline
 from pytest_moegpu.core.compare import compare, wants_more_starts
+from pytest_moegpu.core.designs import Design
 from pytest_moegpu.core.evidence import Evidence, Part, Phase
 from pytest_moegpu.core.model import Profile, Scenario
 from pytest_moegpu.core.verdict import METRICS, FailedClass, Outcome, Verdict
@@ -27,13 +28,21 @@ _BLOCKING = (Outcome.ERROR, Outcome.INCONCLUSIVE, Outcome.NOT_COMPARABLE)
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """One metric of one scenario against a baseline, judged at the planned numbers of starts (`looks`)."""
+    """One metric of one scenario against a baseline, judged at the planned numbers of starts (`looks`).
+
+    `design` says how the two sides were measured; `kin` are baselines of other scenarios of the profile, whose sessions
+    tell of the spread between sessions too; `session_cv` (a share of one) is the spread to assume for speeds, None for
+    that of the metric.
+    """
 
     metric: str
     scenario: Scenario
     profile: Profile
     looks: tuple[int, ...] = ()
     varying: frozenset[str] | None = None
+    design: Design = Design.STORED
+    kin: tuple[Baseline, ...] = ()
+    session_cv: float | None = None
 
     @property
     def guards(self) -> tuple[Check, ...]:
@@ -86,6 +95,10 @@ class Comparison:
             varying=self.varying,
             look=look,
             looks=self.looks,
+            design=self.design,
+            family=measured,
+            kin=self.kin,
+            session_cv=self.session_cv,
         )
         valid = tuple(line for guard in guarding for line in guard.lines if line[0] == "valid")
         return replace(verdict, lines=(*verdict.lines, *valid), log_path=seen.starts[-1].log_path)

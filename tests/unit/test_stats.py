@@ -10,17 +10,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import mannwhitneyu, permutation_test
+from scipy.stats import mannwhitneyu, permutation_test, t, ttest_ind
 
 from pytest_moegpu.core.stats import (
     Alternative,
+    center,
     checked,
     coefficient_of_variation,
     mann_whitney,
-    planned_alphas,
     ratio,
+    rejection,
     smallest_loss,
     starts_needed,
+    yuen,
 )
 
 ALTERNATIVES: tuple[Alternative, ...] = ("less", "greater", "two-sided")
@@ -226,37 +228,67 @@ def test_coefficient_of_variation() -> None:
     assert coefficient_of_variation([5.0]) is None
 
 
-def test_planned_alphas_spend_nothing_on_a_look_that_cannot_reject() -> None:
-    assert planned_alphas((2, 5, 8), 5, 0.01) == (0.0, 0.005, 0.005)
-    assert planned_alphas((5,), 5, 0.01) == (0.01,)
-    assert planned_alphas((1, 2), 5, 0.01) == (0.0, 0.0)
-    assert planned_alphas((), 5, 0.01) == ()
-    # 4 and 5 starts reach 1/126: below 1 %, above half of it.
-    assert planned_alphas((4, 6), 5, 0.01) == (0.0, 0.01)
-    assert planned_alphas((4,), 5, 0.01) == (0.01,)
+def test_center_is_that_of_the_walsh_averages() -> None:
+    # Logs 0, 1, 2, 9: the ten means of pairs are 0 .5 1 1 1.5 2 4.5 5 5.5 9, their median (1.5 + 2) / 2.
+    assert center([math.exp(x) for x in (9, 0, 2, 1)]) == pytest.approx(1.75)
+    assert center([7.0]) == pytest.approx(math.log(7))
 
 
-@settings(deadline=None)
-@given(
-    looks=st.lists(st.integers(1, 20), min_size=1, max_size=5, unique=True).map(sorted),
-    n_base=st.integers(1, 12),
-    alpha=st.floats(0.001, 0.2),
+def test_one_slow_start_of_five_hardly_moves_the_center() -> None:
+    steady, slowed = [100.0, 100.5, 99.5, 100.2, 99.8], [100.0, 100.5, 99.5, 100.2, 50.0]
+    assert abs(center(slowed) - center(steady)) < 0.004
+    assert abs(statistics.fmean(map(math.log, slowed)) - statistics.fmean(map(math.log, steady))) > 0.1
+
+
+def test_yuen_by_hand() -> None:
+    """Five a side: one is cut off at each end, which leaves h = 3; squared error of a side: SSw / (h (h - 1))."""
+    now, base = [1.0, 2.0, 3.0, 4.0, 50.0], [2.0, 5.0, 6.0, 8.0, 9.0]
+
+    def side(logs: list[float]) -> tuple[float, float]:
+        pulled = [logs[1], *logs[1:4], logs[3]]
+        return statistics.fmean(logs[1:4]), statistics.variance(pulled) * 4 / (3 * 2)
+
+    (mean_now, d_now), (mean_base, d_base) = (side([math.log(v) for v in values]) for values in (now, base))
+    freedom = (d_now + d_base) ** 2 / (d_now**2 / 2 + d_base**2 / 2)
+    wanted = float(t.cdf((mean_now - mean_base) / math.sqrt(d_now + d_base), freedom))
+    assert yuen(now, base, "less") == pytest.approx(wanted)
+    assert yuen(base, now, "greater") == pytest.approx(wanted)
+    assert yuen(now, base, "greater") == pytest.approx(1 - wanted)
+    assert yuen(now, base, "two-sided") == pytest.approx(2 * wanted)
+
+
+@settings(deadline=None, max_examples=40)
+@given(data=st.data(), n=st.integers(3, 11), m=st.integers(3, 11), alternative=st.sampled_from(ALTERNATIVES))
+def test_yuen_is_scipys_trimmed_welch(data: st.DataObject, n: int, m: int, alternative: Alternative) -> None:
+    now, base = ([100.0 + k for k in data.draw(st.permutations(range(40)))[:count]] for count in (n, m))
+    theirs = ttest_ind(np.log(now), np.log(base), equal_var=False, trim=0.2, alternative=alternative)
+    assert yuen(now, base, alternative) == pytest.approx(float(theirs.pvalue))
+
+
+@pytest.mark.parametrize(
+    ("now", "base"),
+    [([100.0], [99.0, 101.0]), ([100.0] * 5, [90.0] * 5), ([1.0, 7.0, 7.0, 7.0, 9.0], [2.0, 8.0, 8.0, 8.0, 11.0])],
 )
-def test_planned_alphas_never_spend_more_than_alpha(looks: list[int], n_base: int, alpha: float) -> None:
-    levels = planned_alphas(looks, n_base, alpha)
-    assert len(levels) == len(looks)
-    assert sum(levels) == pytest.approx(alpha) or set(levels) == {0.0}
-    for n_now, level in zip(looks, levels, strict=True):
-        assert level == 0 or 1 / math.comb(n_now + n_base, n_now) <= level * (1 + 1e-9)
+def test_yuen_has_no_answer_without_a_spread(now: list[float], base: list[float]) -> None:
+    assert yuen(now, base, "less") is None
 
 
-def test_looks_together_keep_the_level() -> None:
-    rng, looks, alpha, trials = random.Random(3), (5, 8, 11), 0.05, 400
-    levels, alarms = planned_alphas(looks, 7, alpha), 0
-    for _ in range(trials):
-        base, now = [rng.gauss(100, 1) for _ in range(7)], [rng.gauss(100, 1) for _ in range(11)]
-        alarms += any(mann_whitney(now[:n], base, "less") <= a for n, a in zip(looks, levels, strict=True))
-    assert alarms / trials <= alpha + 3 * math.sqrt(alpha * (1 - alpha) / trials)
+@settings(deadline=None, max_examples=40)
+@given(now=st.lists(st.floats(50, 200), min_size=3, max_size=9, unique=True), exponent=st.integers(-20, 20))
+def test_yuen_does_not_mind_units_or_order(now: list[float], exponent: int) -> None:
+    base = [90.0, 101.0, 97.0, 99.0, 105.0, 111.0]
+    there = yuen(now, base, "less")
+    scaled = yuen([v * 2.0**exponent for v in reversed(now)], [v * 2.0**exponent for v in base], "less")
+    assert there is not None
+    assert scaled == pytest.approx(there, rel=1e-6, abs=1e-12)
+
+
+def test_rejection_is_the_table_of_u() -> None:
+    # Tables of U for 5 and 5 at 1 %: U <= 1 is the last within, 2 of 252 divisions; at 0.3 % not even one is.
+    rank, level = rejection(5, 5, 0.01)
+    assert rank == 2
+    assert level == pytest.approx(2 / 252)
+    assert rejection(5, 5, 0.003) == (0, 0.0)
 
 
 BAD = [([], "nothing was measured"), ([math.nan], "nan"), ([math.inf], "inf"), ([0.0], "0"), ([100.0, -1.0], "-1")]
@@ -271,6 +303,9 @@ BAD = [([], "nothing was measured"), ([math.nan], "nan"), ([math.inf], "inf"), (
         lambda bad: ratio(bad, [1.0], 0.9),
         lambda bad: ratio([1.0], bad, 0.9),
         lambda bad: smallest_loss(bad, 5, 0.01),
+        lambda bad: yuen(bad, [1.0, 2.0], "less"),
+        lambda bad: yuen([1.0, 2.0], bad, "less"),
+        center,
         coefficient_of_variation,
         checked,
     ],
@@ -291,8 +326,7 @@ def test_bad_values_are_refused_and_named(use: Callable[[list[float]], object], 
         (lambda: smallest_loss([1.0, 2.0], 5, 0.01, now=[math.nan]), "values now"),
         (lambda: starts_needed(0, 0.01), "n_base"),
         (lambda: starts_needed(5, 0.0), "alpha"),
-        (lambda: planned_alphas((5, 5), 5, 0.01), "looks must grow, not 5, 5"),
-        (lambda: planned_alphas((0, 5), 5, 0.01), "looks must be at least 1"),
+        (lambda: rejection(5, 5, 1.0), "alpha"),
     ],
 )
 def test_arguments_out_of_range_are_refused(use: Callable[[], object], message: str) -> None:
