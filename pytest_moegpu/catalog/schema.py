@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from pytest_moegpu.catalog import values as v
+from pytest_moegpu.catalog.knownanswers import answers_of
+from pytest_moegpu.core.answers import RULES
+from pytest_moegpu.core.axes import AXES
 from pytest_moegpu.core.model import (
     Container,
     DeviceKind,
     GpuRequirement,
-    KnownAnswer,
     Limits,
     ModelFacts,
     ModelSource,
@@ -21,6 +23,7 @@ from pytest_moegpu.core.model import (
     Settings,
     Workload,
 )
+from pytest_moegpu.core.probes import TIERS
 from pytest_moegpu.core.runner import runner_kind
 from pytest_moegpu.core.verdict import METRICS
 from pytest_moegpu.errors import CatalogError, UserError, nearest
@@ -86,6 +89,8 @@ _LIMITS: Table = {
     "request": Key(v.parse_duration, to="request_seconds"),
     "idle_return": Key(v.parse_duration, to="idle_return_seconds"),
     "tolerance": Sub({metric: Key(v.share) for metric in METRICS}),
+    "session_cv": Key(v.positive_share),
+    "baseline_age": Key(v.parse_duration, to="baseline_age_seconds"),
 }
 
 PROFILES: Table = {
@@ -155,6 +160,11 @@ SCENARIOS: Table = {
             "context_depths": Key(v.listed(v.share, least=1)),
             "context_output_tokens": Key(v.whole(1)),
             "seed": Key(v.whole(0)),
+            "axes": Key(v.listed(v.choice(*AXES), least=1)),
+            "axis_output_tokens": Key(v.whole(1)),
+            "axis_prompt_tokens": Key(v.listed(v.whole(1), least=1)),
+            "axis_requests": Key(v.whole(1)),
+            "axis_idle": Key(v.parse_duration, to="axis_idle_seconds"),
         }
     ),
     "limits": Sub(_LIMITS),
@@ -192,12 +202,15 @@ MODELS: Table = {
     ),
     "known_answers": Rows(
         {
+            "name": Key(v.name),
             "prompt": Key(v.text, required=True),
+            "rule": Key(v.choice(*RULES)),
             "expect": Key(v.listed(v.text, least=1), required=True),
             "margin": Key(v.positive),
             "max_tokens": Key(v.whole(1)),
         }
     ),
+    "probe_tiers": Key(v.listed(v.choice_of_numbers(*TIERS))),
     "references": Key(v.listed(v.text)),
 }
 
@@ -312,8 +325,6 @@ def model_of(read: Mapping[str, Any]) -> ModelFacts:
         raise UserError(f"kv_layers: {read['kv_layers']} is more than layers = {read['layers']}")
     if read.get("experts_used", 0) > read.get("experts", 0):
         raise UserError(f"experts_used: {read['experts_used']} is more than experts = {read.get('experts', 0)}")
-    fields = {key: value for key, value in read.items() if key not in ("schema", "extends", "file")}
-    source = read.get("source")
-    answers = tuple(KnownAnswer(**row) for row in read.get("known_answers", ()))
-    made = {"source": source and ModelSource(**source), "known_answers": answers}
+    fields = {key: value for key, value in read.items() if key not in ("schema", "extends", "file", "probe_tiers")}
+    made = {"source": ModelSource(**read["source"]) if "source" in read else None, "known_answers": answers_of(read)}
     return ModelFacts(**{**fields, **read.get("file", {}), **made})

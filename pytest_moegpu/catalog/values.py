@@ -17,6 +17,7 @@ __all__ = [
     "boolean",
     "capability",
     "choice",
+    "choice_of_numbers",
     "expert_layers",
     "gpu_layers",
     "kv_cache",
@@ -24,6 +25,7 @@ __all__ = [
     "name",
     "parse_duration",
     "positive",
+    "positive_share",
     "rate",
     "sha256",
     "share",
@@ -37,7 +39,7 @@ __all__ = [
 Reader = Callable[[object], object]
 
 _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z/]+)\s*")
-_TIME_UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
+_TIME_UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "days": 86_400.0}
 _KV_MEANINGS = {"16-bit": "f16", "8-bit": "q8_0", "4-bit": "q4_0"}
 
 
@@ -114,6 +116,17 @@ def choice(*allowed: str) -> Reader:
     return read
 
 
+def choice_of_numbers(*allowed: int) -> Reader:
+    """Return a reader of one of some whole numbers."""
+
+    def read(value: object) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or value not in allowed:
+            raise UserError(f"{value!r} is not allowed: one of {', '.join(map(str, allowed))}, without quotes")
+        return value
+
+    return read
+
+
 def listed(item: Reader, least: int = 0) -> Reader:
     """Return a reader of a list of at least `least` items, stored as a tuple."""
 
@@ -133,6 +146,14 @@ def share(value: object) -> float:
     if number is None or not 0 <= number <= 1:
         raise UserError(f"{value!r} is not a share: write '5 %' or a number from 0 to 1")
     return number
+
+
+def positive_share(value: object) -> float:
+    """Read a share above zero: `3 %`, or a number up to 1."""
+    read = share(value)
+    if read == 0:
+        raise UserError(f"{value!r} is not allowed: write a share above zero")
+    return read
 
 
 def positive(value: object) -> float:
