@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from pytest_moegpu.core.evidence import LogFacts, TokenChoice
 from pytest_moegpu.core.flags import Flag
+from pytest_moegpu.core.golden import ScoreMethod, TokenScore
 from pytest_moegpu.core.model import LaunchSpec, ModelFormat, Settings
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "EngineVersion",
     "Health",
     "Load",
+    "Post",
     "ServedModel",
     "SetupCommand",
     "StreamFormat",
@@ -113,6 +115,14 @@ class ServedModel:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Post:
+    """A request that is answered as a whole: path and JSON body."""
+
+    path: str
+    body: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Load:
     """What a server's counters say about its KV cache and queue; None where it has no such counter.
 
@@ -183,6 +193,10 @@ class Backend(Protocol):
     @property
     def gives_logprobs(self) -> bool:
         """Whether it gives log-probabilities in a stream when asked; else it is never asked."""
+
+    @property
+    def score_method(self) -> ScoreMethod | None:
+        """How it scores a fixed text; None where it gives no log-probabilities at all."""
 
     @property
     def limits_context(self) -> bool:
@@ -268,10 +282,36 @@ class Backend(Protocol):
         """Read offloaded layers, buffer sizes, KV cache capacity, and lines that name a failure."""
 
     def request(self, spec: LaunchSpec, chat: ChatRequest) -> dict[str, Any]:
-        """Write the JSON body of a streamed chat request with usage."""
+        """Write the JSON body of a chat request; a streamed one with usage."""
 
     def read_event(self, data: str) -> Delta:
         """Read the data of one event."""
+
+    def read_answer(self, data: str) -> Delta:
+        """Read an answer that was not streamed."""
+
+    def tokenize(self, spec: LaunchSpec, text: str) -> Post:
+        """Ask for the token ids of a text, with what the model wants before it. Only where it scores given texts."""
+
+    def read_tokens(self, body: Any) -> tuple[int, ...]:
+        """Read the decoded answer to `tokenize`.
+
+        Raises:
+            ValueError: It holds no ids.
+        """
+
+    def score(self, spec: LaunchSpec, ids: Sequence[int], first: int, top: int, *, fresh: bool) -> Post:
+        """Ask for the log-probabilities of the tokens from `first` on, and of the `top` likeliest at each place.
+
+        An engine of `ScoreMethod.STEPS` is asked for the last token only. With `fresh` nothing may come from a cache.
+        """
+
+    def read_score(self, body: Any, ids: Sequence[int], first: int) -> tuple[TokenScore, ...]:
+        """Read the decoded answer to `score`. A number that was left out, or is none, is NaN.
+
+        Raises:
+            ValueError: It is of another form, or of other tokens.
+        """
 
     def is_too_long(self, status: int, body: str) -> bool:
         """Whether an answer refuses a prompt because it is longer than the context."""

@@ -6,12 +6,13 @@ Log lines and flags were read off build 11434 (CUDA) and xllamacpp 2026.10.11549
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from pytest_moegpu.backends.base import ChatRequest, EngineVersion, Load, ServedModel
-from pytest_moegpu.backends.recipe import Recipe, count, lines, refuse, text
+from pytest_moegpu.backends.base import ChatRequest, EngineVersion, Load, Post, ServedModel
+from pytest_moegpu.backends.recipe import Recipe, count, lines, number, refuse, text
 from pytest_moegpu.core.evidence import LogFacts
+from pytest_moegpu.core.golden import ScoreMethod, TokenScore
 from pytest_moegpu.core.kvcache import spell_kv
 from pytest_moegpu.core.model import ALL_LAYERS, DeviceKind, LaunchSpec, ModelFormat, Settings
 from pytest_moegpu.core.units import MIB
@@ -82,6 +83,7 @@ class LlamaCpp(Recipe):
     environment_prefixes = ("GGML_", "LLAMA_ARG_", "CUDA_", "NCCL_", "OMP_", "GOMP_")
     install_hint = "build llama.cpp or take a release of it: https://github.com/ggml-org/llama.cpp/releases"
     model_formats = (ModelFormat.GGUF,)
+    score_method = ScoreMethod.STEPS
     props_path = "/props"
     metrics_path = "/metrics"
     metric_prefix = "llamacpp:"
@@ -190,3 +192,46 @@ class LlamaCpp(Recipe):
     def request(self, spec: LaunchSpec, chat: ChatRequest) -> dict[str, Any]:
         """Write a streamed, greedy chat request, and whether the slot's cache may be used."""
         return super().request(spec, chat) | {"cache_prompt": chat.cache_prompt}
+
+    def tokenize(self, spec: LaunchSpec, text: str) -> Post:  # noqa: ARG002 - of the Protocol
+        """Ask for the ids, with what the model wants before a text."""
+        return Post(path="/tokenize", body={"content": text, "add_special": True})
+
+    def score(
+        self,
+        spec: LaunchSpec,  # noqa: ARG002 - as above
+        ids: Sequence[int],
+        first: int,  # noqa: ARG002 - as above
+        top: int,
+        *,
+        fresh: bool,
+    ) -> Post:
+        """Ask what comes after all tokens but the last: llama-server has no log-probabilities of a prompt.
+
+        Those before are in the slot's cache from the step before, so that one token is computed, as in decode. The
+        numbers are those before sampling; the bias has it choose a whole letter, for a token that is a part of a
+        character holds them back.
+        """
+        body = {
+            "prompt": list(ids[:-1]),
+            "n_predict": 1,
+            "n_probs": top,
+            "temperature": 0,
+            "cache_prompt": not fresh,
+            "post_sampling_probs": False,
+            "logit_bias": [["a", 1000]],
+            "response_fields": ["completion_probabilities"],
+        }
+        return Post(path="/completion", body=body)
+
+    def read_score(self, body: Any, ids: Sequence[int], first: int) -> tuple[TokenScore, ...]:  # noqa: ARG002 - as above
+        """Find the last token among the likeliest; one that is not there is below the least of them."""
+        try:
+            likely = body["completion_probabilities"][0]["top_logprobs"]
+            listed = [(int(each["id"]), number(each.get("logprob"))) for each in likely]
+            least = listed[-1][1]
+        except (AttributeError, IndexError, KeyError, TypeError) as error:
+            raise ValueError(f"completion_probabilities of an unknown form: {error!r}") from error
+        known = dict(listed)
+        below = ids[-1] not in known
+        return (TokenScore(token=ids[-1], logprob=known.get(ids[-1], least), top=tuple(listed), below=below),)

@@ -23,7 +23,7 @@ from pytest_moegpu.backends.base import (
     Usage,
 )
 from pytest_moegpu.backends.llamacpp import LlamaCpp
-from pytest_moegpu.backends.recipe import Recipe, count, lines, refuse, text, token_choice
+from pytest_moegpu.backends.recipe import Recipe, count, lines, messages, refuse, text, token_choice
 from pytest_moegpu.core.evidence import LogFacts, TokenChoice
 from pytest_moegpu.core.kvcache import spell_kv
 from pytest_moegpu.core.model import ALL_LAYERS, DeviceKind, LaunchSpec, ModelFormat
@@ -163,14 +163,11 @@ class Ollama(Recipe):
         What the model is loaded with is named in each request as in the Modelfile, because Ollama loads it anew for
         other values; an Ollama that was there before keeps its own.
         """
-        messages = [{"role": "user", "content": chat.prompt}]
-        if chat.prefill:
-            messages.append({"role": "assistant", "content": chat.prefill})
         own = _runner_options(spec) if spec.program else {}
         body: dict[str, Any] = {
             "model": spec.model_name,
-            "messages": messages,
-            "stream": True,
+            "messages": messages(chat),
+            "stream": chat.stream,
             "think": chat.thinking,
             # Known since 0.12.6; earlier versions cut a long prompt in silence.
             "truncate": False,

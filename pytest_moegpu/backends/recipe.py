@@ -9,19 +9,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, ClassVar
 
-from pytest_moegpu.backends.base import ChatRequest, Delta, Health, Load, ServedModel, SetupCommand, StreamFormat, Usage
+from pytest_moegpu.backends.base import (
+    ChatRequest,
+    Delta,
+    Health,
+    Load,
+    Post,
+    ServedModel,
+    SetupCommand,
+    StreamFormat,
+    Usage,
+)
 from pytest_moegpu.backends.helptext import read_flags
 from pytest_moegpu.core.evidence import TokenChoice
 from pytest_moegpu.core.flags import Flag
+from pytest_moegpu.core.golden import ScoreMethod, TokenScore
 from pytest_moegpu.core.model import LaunchSpec, ModelFormat, Settings
 from pytest_moegpu.errors import UserError
 
-__all__ = ["LAST_PORT", "Recipe", "count", "lines", "refuse", "text", "token_choice"]
+__all__ = ["LAST_PORT", "Recipe", "count", "lines", "messages", "number", "refuse", "text", "token_choice"]
 
 LAST_PORT = 65_535
 # The tail of a crash repeats itself; the first cause is what a person needs.
 _MOST_LINES = 10
 _MOST_DETAIL = 200
+_ROLES = ("user", "assistant")
 _SERIES = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{.*\})? (\S+)", re.MULTILINE)
 _TOO_LONG = re.compile(
     r"context length|maximum allowed length|context size|maximum context|context window|too long|"
@@ -116,20 +128,18 @@ class Recipe:
         return Load()
 
     def request(self, spec: LaunchSpec, chat: ChatRequest) -> dict[str, Any]:
-        """Write a streamed, greedy chat request. A prefilled answer is a last message of the assistant."""
-        messages = [{"role": "user", "content": chat.prompt}]
-        if chat.prefill:
-            messages.append({"role": "assistant", "content": chat.prefill})
+        """Write a greedy chat request. A prefilled answer is a last message of the assistant."""
         body: dict[str, Any] = {
             "model": spec.model_name,
-            "messages": messages,
+            "messages": messages(chat),
             "max_tokens": chat.max_tokens,
             "temperature": 0,
             "seed": chat.seed,
-            "stream": True,
-            "stream_options": {"include_usage": True},
+            "stream": chat.stream,
             "chat_template_kwargs": {"enable_thinking": chat.thinking},
         }
+        if chat.stream:
+            body["stream_options"] = {"include_usage": True}
         if chat.ignore_eos:
             body["ignore_eos"] = True
         if chat.top_logprobs:
@@ -160,9 +170,55 @@ class Recipe:
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"not a chunk of a known form: {error}") from error
 
+    @property
+    def score_method(self) -> ScoreMethod | None:
+        """The model's own answers, where it gives log-probabilities."""
+        return ScoreMethod.GREEDY if self.gives_logprobs else None
+
+    def tokenize(self, spec: LaunchSpec, text: str) -> Post:
+        """Not asked of an engine that scores no given text."""
+        raise NotImplementedError
+
+    def read_tokens(self, body: Any) -> tuple[int, ...]:
+        """Read `tokens`, the name in llama.cpp, vLLM and SGLang alike."""
+        ids = body.get("tokens") if isinstance(body, dict) else None
+        if not isinstance(ids, list) or not ids or any(count(each) is None for each in ids):
+            raise ValueError("an answer without token ids")
+        return tuple(ids)
+
+    def score(self, spec: LaunchSpec, ids: Sequence[int], first: int, top: int, *, fresh: bool) -> Post:
+        """Not asked of an engine that scores no given text."""
+        raise NotImplementedError
+
+    def read_score(self, body: Any, ids: Sequence[int], first: int) -> tuple[TokenScore, ...]:
+        """Not asked of an engine that scores no given text."""
+        raise NotImplementedError
+
+    def read_answer(self, data: str) -> Delta:
+        """Read an answer that was not streamed: like an event, but for the name of what the model wrote.
+
+        Raises:
+            ValueError: It is no answer of this API.
+        """
+        answer = json.loads(data)
+        choices = answer.get("choices") if isinstance(answer, dict) else None
+        if isinstance(choices, list):
+            whole = [c | {"delta": c.get("message")} if isinstance(c, dict) else c for c in choices]
+            data = json.dumps(answer | {"choices": whole})
+        return self.read_event(data)
+
     def is_too_long(self, status: int, body: str) -> bool:
         """Whether a refusal speaks of the length of the context."""
         return status in (400, 413, 422) and _TOO_LONG.search(body) is not None
+
+
+def messages(chat: ChatRequest) -> list[dict[str, str]]:
+    """Write the turns of a conversation: those before it, the question, and the beginning of its answer."""
+    turns = [(role, said) for turn in chat.history for role, said in zip(_ROLES, turn, strict=True)]
+    turns.append(("user", chat.prompt))
+    if chat.prefill:
+        turns.append(("assistant", chat.prefill))
+    return [{"role": role, "content": said} for role, said in turns]
 
 
 def _usage(chunk: dict[str, Any]) -> Usage | None:
@@ -189,12 +245,13 @@ def token_choice(entry: Mapping[str, Any]) -> TokenChoice:
     """Read the log-probability of one token and of the likeliest, in the form that OpenAI's and Ollama's API have."""
     return TokenChoice(
         token=str(entry.get("token", "")),
-        logprob=_number(entry.get("logprob")),
-        top=tuple((str(t.get("token", "")), _number(t.get("logprob"))) for t in entry.get("top_logprobs") or ()),
+        logprob=number(entry.get("logprob")),
+        top=tuple((str(t.get("token", "")), number(t.get("logprob"))) for t in entry.get("top_logprobs") or ()),
     )
 
 
-def _number(value: Any) -> float:
+def number(value: Any) -> float:
+    """Return a number as it is, anything else as NaN."""
     return float(value) if isinstance(value, int | float) else math.nan
 
 

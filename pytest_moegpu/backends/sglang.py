@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, ClassVar
 
-from pytest_moegpu.backends.base import EngineVersion, Load, ServedModel
-from pytest_moegpu.backends.recipe import LAST_PORT, count, lines, text
-from pytest_moegpu.backends.torchserver import TorchServer, refused_fp8
+from pytest_moegpu.backends.base import EngineVersion, Load, Post, ServedModel
+from pytest_moegpu.backends.recipe import LAST_PORT, count, lines, number, text
+from pytest_moegpu.backends.torchserver import TorchServer, prompt_score, refused_fp8
 from pytest_moegpu.core.evidence import LogFacts
+from pytest_moegpu.core.golden import TokenScore
 from pytest_moegpu.core.kvcache import spell_kv
 from pytest_moegpu.core.model import DeviceKind, LaunchSpec
 from pytest_moegpu.core.units import GIB
@@ -36,6 +37,11 @@ _KV_SPELLINGS = {
     "fp8_e4m3": "fp8_e4m3",
     "fp8_e5m2": "fp8_e5m2",
     "fp4": "nvfp4",
+}
+_ONE_TOKEN: dict[str, Any] = {
+    "sampling_params": {"max_new_tokens": 1, "temperature": 0},
+    "return_logprob": True,
+    "logprob_start_len": 0,
 }
 _UNABLE = {
     "flash_attention": "SGLang chooses the attention kernels by --attention-backend, for settings.extra_flags",
@@ -213,6 +219,48 @@ class SgLang(TorchServer):
             slots=count(info.get("max_running_requests")),
             kv_tokens=count(info.get("max_total_num_tokens")),
         )
+
+    def tokenize(self, spec: LaunchSpec, text: str) -> Post:  # noqa: ARG002 - as above
+        """Ask for the ids beside log-probabilities of the prompt.
+
+        `/tokenize` of 0.5.15 fails with HTTP 500 for a tokenizer without a largest length.
+        """
+        return Post(path="/generate", body={"text": text} | _ONE_TOKEN)
+
+    def read_tokens(self, body: Any) -> tuple[int, ...]:
+        """Read the ids of all places of the prompt."""
+        try:
+            return tuple(int(token) for _, token, *_ in body["meta_info"]["input_token_logprobs"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"an answer without token ids: {error!r}") from error
+
+    def score(
+        self,
+        spec: LaunchSpec,  # noqa: ARG002 - as above
+        ids: Sequence[int],
+        first: int,  # noqa: ARG002 - as above
+        top: int,
+        *,
+        fresh: bool,  # noqa: ARG002 - as above
+    ) -> Post:
+        """Ask for the log-probabilities of the prompt from its beginning, which has SGLang compute it whole."""
+        return Post(path="/generate", body={"input_ids": list(ids), "top_logprobs_num": top} | _ONE_TOKEN)
+
+    def read_score(self, body: Any, ids: Sequence[int], first: int) -> tuple[TokenScore, ...]:
+        """Read log-probability, id and text of each place, and of the likeliest there; the first place has none."""
+        try:
+            told = body["meta_info"]
+            own, top = told["input_token_logprobs"][first:], told["input_top_logprobs"][first:]
+            listed = [
+                {int(token): number(logprob) for logprob, token, *_ in [*(likely or ()), one]}
+                for one, likely in zip(own, top, strict=True)
+            ]
+            tokens = [int(one[1]) for one in own]
+        except (IndexError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"input_token_logprobs of an unknown form: {error!r}") from error
+        if tokens != list(ids[first:]):
+            raise ValueError("log-probabilities of other tokens than were sent")
+        return tuple(prompt_score(token, place) for token, place in zip(tokens, listed, strict=True))
 
     def read_load(self, counters: Mapping[str, float]) -> Load:
         """Read KV use, queue, and retracted requests; their total is not there before the first one."""

@@ -6,16 +6,18 @@ SGLang has taken over vLLM's additions to OpenAI's chat API.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from pytest_moegpu.backends.base import ChatRequest, Delta
+from pytest_moegpu.backends.base import ChatRequest, Delta, Post
 from pytest_moegpu.backends.recipe import Recipe, refuse
+from pytest_moegpu.core.golden import ScoreMethod, TokenScore
 from pytest_moegpu.core.model import DeviceKind, LaunchSpec
 from pytest_moegpu.errors import UserError
 
-__all__ = ["TorchServer", "capability", "refused_fp8", "this_gpu"]
+__all__ = ["TorchServer", "capability", "prompt_score", "refused_fp8", "this_gpu"]
 
 # An installation without its metadata has them in its own modules.
 _VERSIONS = """
@@ -33,6 +35,7 @@ class TorchServer(Recipe):
     """Recipe of a server of the packages named in `version_modules`, which run on PyTorch."""
 
     name: str
+    score_method = ScoreMethod.PROMPT
     version_modules: ClassVar[Mapping[str, str]] = {}
     """Packages whose versions are asked for, each with the module that has it too."""
 
@@ -74,12 +77,23 @@ class TorchServer(Recipe):
             body["cache_salt"] = hashlib.sha256(chat.prompt.encode()).hexdigest()[:16]
         return body
 
+    def tokenize(self, spec: LaunchSpec, text: str) -> Post:
+        """Ask for the ids, with what the model wants before a text."""
+        return Post(path="/tokenize", body={"model": spec.model_name, "prompt": text, "add_special_tokens": True})
+
     def read_event(self, data: str) -> Delta:
         """Read one chunk. Details of the prompt, which `argv` asks for, can be left out when none of it was cached."""
         delta = super().read_event(data)
         if delta.usage is None or delta.usage.cached_tokens is not None:
             return delta
         return replace(delta, usage=replace(delta.usage, cached_tokens=0))
+
+
+def prompt_score(token: int, listed: Mapping[int, float]) -> TokenScore:
+    """Return the score of a token of the prompt from the log-probabilities given at its place; NaN without its own."""
+    # A number that is none has no place in the order; it stands first, where it is seen.
+    ranked = sorted(listed.items(), key=lambda pair: -pair[1] if math.isfinite(pair[1]) else -math.inf)
+    return TokenScore(token=token, logprob=listed.get(token, math.nan), top=tuple(ranked))
 
 
 def capability(spec: LaunchSpec) -> tuple[int, ...] | None:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from pytest_moegpu.backends.base import EngineVersion, Load
-from pytest_moegpu.backends.recipe import lines
-from pytest_moegpu.backends.torchserver import TorchServer, capability, refused_fp8, this_gpu
+from pytest_moegpu.backends.base import EngineVersion, Load, Post
+from pytest_moegpu.backends.recipe import lines, number
+from pytest_moegpu.backends.torchserver import TorchServer, capability, prompt_score, refused_fp8, this_gpu
 from pytest_moegpu.core.evidence import LogFacts
+from pytest_moegpu.core.golden import TokenScore
 from pytest_moegpu.core.kvcache import spell_kv
 from pytest_moegpu.core.model import DeviceKind, LaunchSpec
 from pytest_moegpu.core.units import GIB
@@ -195,6 +196,30 @@ class Vllm(TorchServer):
     def help_argv(self, program: Sequence[str]) -> tuple[str, ...]:
         """Command that prints all flags: without `=all` it names groups only."""
         return (*program, "serve", "--help=all")
+
+    def score(
+        self,
+        spec: LaunchSpec,
+        ids: Sequence[int],
+        first: int,  # noqa: ARG002 - as above
+        top: int,
+        *,
+        fresh: bool,  # noqa: ARG002 - as above
+    ) -> Post:
+        """Ask for the log-probabilities of the prompt; for these vLLM computes it whole, whatever its cache holds."""
+        body = {"model": spec.model_name, "prompt": list(ids), "max_tokens": 1, "temperature": 0}
+        return Post(path="/v1/completions", body=body | {"prompt_logprobs": top})
+
+    def read_score(self, body: Any, ids: Sequence[int], first: int) -> tuple[TokenScore, ...]:
+        """Read `prompt_logprobs`: a table by token id for each place of the prompt, none for the first."""
+        try:
+            places = body["choices"][0]["prompt_logprobs"]
+            listed = [{int(t): number(of.get("logprob")) for t, of in place.items()} for place in places[first:]]
+        except (AttributeError, IndexError, KeyError, TypeError) as error:
+            raise ValueError(f"prompt_logprobs of an unknown form: {error!r}") from error
+        if len(listed) != len(ids) - first:
+            raise ValueError(f"{len(listed)} log-probabilities for {len(ids) - first} tokens")
+        return tuple(prompt_score(token, place) for token, place in zip(ids[first:], listed, strict=True))
 
     def read_load(self, counters: Mapping[str, float]) -> Load:
         """Read KV use, preemptions and queue."""

@@ -8,16 +8,16 @@ import json
 import random
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import psutil
 
 from pytest_moegpu.errors import ProgramError
 
-__all__ = ["Answer", "Asked", "Control", "Listener", "free_port", "listener", "parsed"]
+__all__ = ["Answer", "Asked", "Control", "Listener", "Poster", "free_port", "listener", "parsed"]
 
 Answer = tuple[int, str]
 """Status and body."""
@@ -157,3 +157,37 @@ class Control:
                 return answer.status_code, body.decode("utf-8", "replace")
         except (httpx.HTTPError, TimeoutError):
             return None
+
+
+class Poster:
+    """POST requests to one server over one connection that is kept, for many small ones in a row. A context manager."""
+
+    def __init__(self, host: str, port: int, api_key: str, timeout: float) -> None:
+        shown = f"[{host}]" if ":" in host else host
+        self._client = httpx.Client(
+            base_url=f"http://{shown}:{port}",
+            headers={"Authorization": f"Bearer {api_key}"},
+            timeout=timeout,
+            trust_env=False,
+            verify=False,
+        )
+
+    def __enter__(self) -> Self:
+        """Open nothing yet: the first request connects."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the connection."""
+        self._client.close()
+
+    def post(self, path: str, body: Mapping[str, Any]) -> Answer:
+        """Send JSON and return status and body.
+
+        Raises:
+            ProgramError: Nobody answers, or not in time.
+        """
+        try:
+            answer = self._client.post(path, json=body)
+        except httpx.HTTPError as error:
+            raise ProgramError(f"{path}: {type(error).__name__}: {error}") from error
+        return answer.status_code, answer.text
