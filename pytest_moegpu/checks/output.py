@@ -7,14 +7,19 @@ from dataclasses import dataclass
 
 from pytest_moegpu.checks.common import broken, quote, reached, with_log
 from pytest_moegpu.checks.nearties import contradiction, near_tie_lines, not_greedy, undecided, witness_lines
+from pytest_moegpu.core.answers import is_right
+from pytest_moegpu.core.channels import only_reasoned, spoken
 from pytest_moegpu.core.evidence import Evidence, Phase, RequestKind, RequestRecord, StartEvidence
 from pytest_moegpu.core.margins import is_witness
 from pytest_moegpu.core.model import Profile, Scenario
-from pytest_moegpu.core.text import Finding, TextVerdict, examine
-from pytest_moegpu.core.text import verdict as text_verdict
+from pytest_moegpu.core.probemargins import is_candidate
+from pytest_moegpu.core.rates import say
+from pytest_moegpu.core.text import examine
+from pytest_moegpu.core.textfinding import Finding, TextVerdict
+from pytest_moegpu.core.textfinding import verdict as text_verdict
 from pytest_moegpu.core.verdict import FailedClass, Outcome, Verdict
 
-__all__ = ["contains", "judge", "judge_asked"]
+__all__ = ["judge", "judge_asked"]
 
 # One or two questions can come out right by luck with a damaged model.
 _MIN_QUESTIONS = 3
@@ -26,6 +31,8 @@ _MOST = 0.5
 _MOST_UNDECIDED = 0.25
 
 _MIN_BEFORE_TRAIL = 20
+
+_REPETITION = ("periodic-tail", "inner-loop", "distinct-n-grams")
 
 _TEXT_KINDS = (RequestKind.ANSWER, RequestKind.THROUGHPUT, RequestKind.CONTEXT)
 _PHASES = {RequestKind.THROUGHPUT: Phase.DECODE, RequestKind.CONTEXT: Phase.CONTEXT}
@@ -51,12 +58,6 @@ def judge_asked(evidence: Evidence, scenario: Scenario, _profile: Profile) -> tu
     return _known_answers(starts, scenario, chosen=True), _text_form(starts, scenario)
 
 
-def contains(text: str, expect: tuple[str, ...]) -> bool:
-    """Tell whether a text holds one of the expected answers, whatever the case of its letters."""
-    lowered = text.casefold()
-    return any(word.casefold() in lowered for word in expect)
-
-
 def _known_answers(starts: tuple[StartEvidence, ...], scenario: Scenario, *, chosen: bool = False) -> Verdict:
     said = _Answers.of(starts, chosen=chosen)
     outcome, failed_class, reason, culprit = _graded(said, chosen=chosen)
@@ -70,6 +71,7 @@ def _known_answers(starts: tuple[StartEvidence, ...], scenario: Scenario, *, cho
         failed_class=failed_class,
         lines=(
             *(() if culprit is None else _quoted(culprit)),
+            *((("rate", say(len(said.wrong), len(said.asked))),) if said.wrong else ()),
             *near_tie_lines(pair for pair in said.undecided if pair is not culprit),
             *witness_lines(said.witnesses),
         ),
@@ -91,7 +93,7 @@ class _Answers:
     """The answers of a run, sorted. `sent` are all with an expectation, `asked` those of them that are judged here.
 
     `broken` have tokens whose log-probability is no number; `undecided` are wrong behind a near-tie, `cut` while the
-    model was still reasoning.
+    model was still reasoning, `misplaced` are right but in the reasoning field alone.
     """
 
     sent: list[_Asked]
@@ -102,6 +104,7 @@ class _Answers:
     wrong: list[_Asked]
     undecided: list[_Asked]
     cut: list[_Asked]
+    misplaced: list[_Asked]
 
     @classmethod
     def of(cls, starts: tuple[StartEvidence, ...], *, chosen: bool) -> _Answers:
@@ -111,8 +114,10 @@ class _Answers:
         sent = [pair for pair in given if pair not in witnesses]
         # Beside questions calibrated for the model, those without a margin are somebody's own, who judges them himself.
         measured = not chosen and any(r.margin is not None for _, r in sent)
-        asked = [(s, r) for s, r in sent if r.margin is not None] if measured else sent
-        missed = [(s, r) for s, r in asked if r.error is None and not contains(r.text, r.expect)]
+        asked = [(s, r) for s, r in sent if (r.margin is not None if measured else not is_candidate(r))]
+        missed = [(s, r) for s, r in asked if r.error is None and not _right(r)]
+        misplaced = [(s, r) for s, r in missed if only_reasoned(r)]
+        missed = [pair for pair in missed if pair not in misplaced]
         cut = [(s, r) for s, r in missed if not r.text and r.reasoning and r.finish_reason == "length"]
         undecided_ones = [pair for pair in missed if pair not in cut and undecided(pair[1])]
         return cls(
@@ -124,12 +129,13 @@ class _Answers:
             wrong=[pair for pair in missed if pair not in cut and pair not in undecided_ones],
             undecided=undecided_ones,
             cut=cut,
+            misplaced=misplaced,
         )
 
     @property
     def right(self) -> int:
         """How many are right."""
-        return len(self.asked) - sum(map(len, (self.errors, self.wrong, self.undecided, self.cut)))
+        return len(self.asked) - sum(map(len, (self.errors, self.wrong, self.undecided, self.cut, self.misplaced)))
 
     @property
     def decided(self) -> int:
@@ -163,6 +169,9 @@ def _graded(said: _Answers, *, chosen: bool) -> tuple[Outcome, FailedClass | Non
         return Outcome.FAILED, FailedClass.CORRECTNESS, reason, said.broken[0]
     if accused:
         return Outcome.FAILED, FailedClass.CORRECTNESS, said.counts, said.wrong[0]
+    if said.misplaced:
+        where = "the answer is in the reasoning field only: the server's parser or template, not its kernels"
+        return Outcome.FAILED, FailedClass.ENVIRONMENT, f"{said.counts}; {where}", said.misplaced[0]
     if said.wrong:
         why = "these questions were never calibrated for this model: a healthy one may miss some"
         return Outcome.INCONCLUSIVE, None, f"{said.counts}, but {why}", said.wrong[0]
@@ -176,6 +185,11 @@ def _graded(said: _Answers, *, chosen: bool) -> tuple[Outcome, FailedClass | Non
         few = f"too few: {said.decided} questions, at least {_MIN_QUESTIONS} needed"
         return Outcome.INCONCLUSIVE, None, few, None
     return Outcome.PASS, None, said.counts, None
+
+
+def _right(record: RequestRecord) -> bool:
+    """Tell whether an answer is right, an empty think pair before it not counted."""
+    return is_right(record.rule, record.expect, spoken(record.text))
 
 
 def _no_numbers(said: _Answers) -> Iterator[str]:
@@ -210,7 +224,7 @@ def _unjudged(sent: list[_Asked], asked: list[_Asked]) -> Iterator[str]:
     """Note questions that were left to whoever chose them, and were not answered as expected."""
     judged = {id(record) for _, record in asked}
     for start, record in sent:
-        if id(record) not in judged and (record.error is not None or not contains(record.text, record.expect)):
+        if id(record) not in judged and (record.error is not None or not _right(record)):
             said = f"{quote(record.prompt)} is not calibrated and not judged here: {_got(record)}"
             yield f"note: start {start.number}: {said}"
 
@@ -267,9 +281,17 @@ def _text_form(starts: tuple[StartEvidence, ...], scenario: Scenario) -> Verdict
 def _findings(text: str, record: RequestRecord) -> tuple[Finding, ...]:
     """Examine one text. A model kept from ending its answer may well repeat itself, so there that is no sign."""
     found = examine(text, record.prompt, record.finish_reason)
+    if record.kind is RequestKind.THROUGHPUT:
+        # Filler without a question: a sound model says much the same again.
+        found = tuple(f for f in found if f.name != "distinct-n-grams")
     if record.wanted_output_tokens is None:
         return found
-    return tuple(f for f in found if f.name != "periodic-tail" and not _trails_off(text, f))
+    return tuple(f for f in found if f.name not in _REPETITION and not _rambles(f) and not _trails_off(text, f))
+
+
+def _rambles(finding: Finding) -> bool:
+    """Tell whether it is only doubtful that words are salad: one that goes on by force lists things in odd order."""
+    return finding.name == "word-salad" and text_verdict((finding,)) is not TextVerdict.BAD
 
 
 def _trails_off(text: str, finding: Finding) -> bool:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from pytest_moegpu.backends.base import Backend, ChatRequest, ServedModel, StreamFormat
-from pytest_moegpu.core.evidence import RequestKind, RequestRecord
+from pytest_moegpu.core.evidence import RequestKind, RequestRecord, StreamEvent
 from pytest_moegpu.core.model import LaunchSpec, Limits
 from pytest_moegpu.core.ndjson import parse_lines
 from pytest_moegpu.core.sse import parse_events
 from pytest_moegpu.core.timing import record
-from pytest_moegpu.host.client import StreamClient
+from pytest_moegpu.host.client import StreamClient, StreamRequest, StreamResult
 from pytest_moegpu.host.control import Answer, Control, parsed
 
 __all__ = ["Conversation"]
@@ -91,29 +91,58 @@ class Conversation:
         fill: float | None = None,
         depth: float | None = None,
     ) -> RequestRecord:
-        """Send one streamed request and record it. Errors are in the record, never raised."""
-        if request.prefill and not self.backend.continues_prefill:
-            request = replace(request, prompt=f"{request.prompt}\n{_BEGIN_WITH} {request.prefill}", prefill="")
-        result = self._client.stream(
-            self.backend.chat_path,
-            self.backend.request(self.spec, request),
-            timeout if timeout is not None else self.limits.request_seconds,
+        """Send one request and record it. Errors are in the record, never raised."""
+        request = self._begun(request)
+        (result,) = self._client.stream_many([self._posted(request, timeout)])
+        return self._recorded(result, request, kind, name, expect=expect, fill=fill, depth=depth)
+
+    def chat_at_once(self, requests: Mapping[str, ChatRequest], kind: RequestKind) -> tuple[RequestRecord, ...]:
+        """Send several requests at the same time and record each under its name, as `chat` does."""
+        begun = {name: self._begun(request) for name, request in requests.items()}
+        results = self._client.stream_many([self._posted(request) for request in begun.values()])
+        pairs = zip(begun.items(), results, strict=True)
+        return tuple(self._recorded(result, request, kind, name) for (name, request), result in pairs)
+
+    def _begun(self, request: ChatRequest) -> ChatRequest:
+        """Say in the prompt how the answer should begin, where the engine cannot be given its beginning."""
+        if not request.prefill or self.backend.continues_prefill:
+            return request
+        return replace(request, prompt=f"{request.prompt}\n{_BEGIN_WITH} {request.prefill}", prefill="")
+
+    def _posted(self, request: ChatRequest, timeout: float | None = None) -> StreamRequest:
+        return StreamRequest(
+            path=self.backend.chat_path,
+            body=self.backend.request(self.spec, request),
+            timeout=timeout if timeout is not None else self.limits.request_seconds,
         )
+
+    def _recorded(
+        self,
+        result: StreamResult,
+        request: ChatRequest,
+        kind: RequestKind,
+        name: str,
+        *,
+        expect: Sequence[str] = (),
+        fill: float | None = None,
+        depth: float | None = None,
+    ) -> RequestRecord:
         if result.error is not None:
             self.settle()
+        backend = self.backend
         return record(
             kind=kind,
             name=name,
             sent=result.sent,
             status=result.status,
-            events=_PARSERS[self.backend.stream_format](result.chunks),
-            read_event=self.backend.read_event,
+            events=_PARSERS[backend.stream_format](result.chunks) if request.stream else _as_one(result.chunks),
+            read_event=backend.read_event if request.stream else backend.read_answer,
             finished=result.finished,
             error=result.error,
             body_text=result.body_text,
             prompt=request.prompt,
             expect=tuple(expect),
-            wanted_output_tokens=request.max_tokens if request.ignore_eos and self.backend.ignores_eos else None,
+            wanted_output_tokens=request.max_tokens if request.ignore_eos and backend.ignores_eos else None,
             fill=fill,
             depth=depth,
             client_lag=result.client_lag,
@@ -136,3 +165,9 @@ class Conversation:
             return "health does not answer"
         health = self.backend.read_health(*answer)
         return "" if health.ready else f"health says {'loading' if health.loading else health.detail}"
+
+
+def _as_one(chunks: Sequence[tuple[float, bytes]]) -> Iterator[StreamEvent]:
+    """Give an answer that came as one object as a single event, at the time of its last byte."""
+    if chunks:
+        yield StreamEvent(time=chunks[-1][0], data=b"".join(data for _, data in chunks).decode("utf-8", "replace"))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pytest_moegpu.backends.base import ChatRequest
 from pytest_moegpu.core.evidence import Part, Phase, RequestKind, RequestRecord
 from pytest_moegpu.core.model import KnownAnswer, Scenario
 from pytest_moegpu.core.prompts import recall, throughput_prompt
+from pytest_moegpu.session.asking import Asker
+from pytest_moegpu.session.axes import AxesRun
 from pytest_moegpu.session.conversation import Conversation
 from pytest_moegpu.session.progress import Progress
 
@@ -20,10 +22,6 @@ _CALIBRATION_SENTENCES = (4, 24)
 # What stands until the server's own counts replace it: SmolLM2 has 12 tokens a sentence, and 80 for fact and question.
 _TOKENS_PER_SENTENCE = 12.0
 _CONTEXT_OVERHEAD = 80
-# The token chosen and the likeliest other one: a margin needs no more.
-_TOP_LOGPROBS = 2
-_HTTP_OK, _BAD_REQUEST = 200, 400
-_REFUSED = (_BAD_REQUEST, 422, 501)
 # Longer than the context by more than the tokens of a sentence can be off.
 _BEYOND = 1.3
 _BEYOND_OUTPUT_TOKENS = 8
@@ -49,17 +47,18 @@ class Workload:
         self.records: list[RequestRecord] = []
         self._per_sentence = _TOKENS_PER_SENTENCE
         self._overhead = float(_CONTEXT_OVERHEAD)
-        self._top_logprobs = _TOP_LOGPROBS if self.server.backend.gives_logprobs else 0
+        self._asker = Asker(self.server)
 
     @property
     def _going(self) -> bool:
         return self.server.alive and not self.halted()
 
     def run(self, parts: frozenset[Part]) -> None:
-        """Send all parts asked for: correctness first, the long prompts last."""
+        """Send all parts asked for: correctness first, what the first start alone is asked after what all are."""
         for part, send in (
             (Part.OUTPUT, self._output),
             (Part.THROUGHPUT, self._throughput),
+            (Part.AXES, self._axes),
             (Part.CONTEXT, self._context),
         ):
             if part in parts and self._going:
@@ -69,27 +68,16 @@ class Workload:
                 self.progress.line(f"{part}: {count} requests in {time.monotonic() - began:.1f} s")
 
     def _chat(self, request: ChatRequest, kind: RequestKind, name: str, **more: object) -> RequestRecord:
-        record = self.server.chat(request, kind, name, **more)  # type: ignore[arg-type]
-        if record.error is not None and record.status is not None:
-            # In a stream the refusal may be an error object under HTTP 200.
-            status = _BAD_REQUEST if record.status == _HTTP_OK and record.first_token is None else record.status
-            record = replace(record, too_long=self.server.backend.is_too_long(status, record.error))
+        record = self._asker.chat(request, kind, name, **more)
         self.records.append(record)
         return record
 
     def _ask(self, answer: KnownAnswer, name: str) -> RequestRecord:
-        """Ask a known answer with log-probabilities; without them from the first refusal on that goes away so."""
-        thinking = self.scenario.settings.thinking
+        """Ask a known answer plainly."""
         request = ChatRequest(
-            prompt=answer.prompt, max_tokens=answer.max_tokens, thinking=thinking, top_logprobs=self._top_logprobs
+            prompt=answer.prompt, max_tokens=answer.max_tokens, thinking=self.scenario.settings.thinking
         )
-        record = self.server.chat(request, RequestKind.ANSWER, name, expect=answer.expect)
-        if self._top_logprobs and record.error is not None and record.status in _REFUSED:
-            plain = self.server.chat(replace(request, top_logprobs=0), RequestKind.ANSWER, name, expect=answer.expect)
-            if plain.error is None:
-                self.server.notes.append(f"log-probabilities are refused, near-ties cannot be seen: {record.error}")
-                self._top_logprobs, record = 0, plain
-        return replace(record, margin=answer.margin)
+        return self._asker.known(answer, request, RequestKind.ANSWER, name)
 
     def _output(self) -> None:
         self.enter(Phase.OUTPUT)
@@ -97,7 +85,7 @@ class Workload:
             if not self._going:
                 return
             self.progress.live(f"known answer {number}/{len(self.answers)}")
-            self.records.append(self._ask(answer, f"answer-{number}"))
+            self.records.append(self._ask(answer, answer.name or f"answer-{number}"))
 
     def _calibrate(self) -> None:
         """Learn how many tokens a sentence is for this model, from two prompts with one token back."""
@@ -109,6 +97,10 @@ class Workload:
         few, many = counts
         if few is not None and many is not None and many > few:
             self._per_sentence = (many - few) / (_CALIBRATION_SENTENCES[1] - _CALIBRATION_SENTENCES[0])
+
+    def _calibrate_once(self) -> None:
+        if not any(r.name == "calibration" for r in self.records):
+            self._calibrate()
 
     def _throughput(self) -> None:
         """One stream, one request after another; no two prompts share a prefix, and the answer has a fixed length."""
@@ -127,12 +119,27 @@ class Workload:
             kind = RequestKind.THROUGHPUT if warm else RequestKind.WARMUP
             self._chat(request, kind, f"throughput-{number + 1 - load.warmup_requests}" if warm else "warm-up")
 
+    def _axes(self) -> None:
+        """Ask under other conditions those known answers that were right when asked plainly."""
+        self.enter(Phase.AXES)
+        self._calibrate_once()
+        plain = [r for r in self.records if r.kind is RequestKind.ANSWER]
+        AxesRun(
+            asker=self._asker,
+            scenario=self.scenario,
+            plain=tuple(zip(self.answers, plain, strict=False)),
+            tokens_per_sentence=self._per_sentence,
+            overhead=self._overhead,
+            keep=self.records.append,
+            going=lambda: self._going,
+            progress=self.progress,
+        ).run()
+
     def _context(self) -> None:
         """Prompts of growing length with a fact at several depths, the deepest first so that a prefix cache helps."""
         load = self.scenario.workload
         self.enter(Phase.CONTEXT)
-        if not any(r.name == "calibration" for r in self.records):
-            self._calibrate()
+        self._calibrate_once()
         context = self.scenario.settings.context
         for tokens in self.context_tokens:
             for depth in load.context_depths:
