@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_moegpu.core.text import Finding, TextVerdict, examine, verdict
+from pytest_moegpu.core.text import examine
+from pytest_moegpu.core.textfinding import Finding, TextVerdict, verdict
 
 NOISE = random.Random(7)
 PUNCTUATION = "".join(NOISE.choice("0123456789" + string.punctuation) for _ in range(120))
@@ -38,6 +39,7 @@ BAD = [
     ("periodic-tail", "| a | b |\n|---|---|\n| 1 | 2 |\n" + "| " * 150, "Make a table."),
     ("byte-noise", "Gr\ufffd\ufffdity p\ufffdlls ob\x84e\ufffdts to\ufffdard each other.", "Explain gravity."),
     ("byte-noise", "茶是\ue000世界\U0010dda6上最\ufffd\ufffd古老的饮料", "请介绍一下茶。"),
+    ("script-salad", SALAD, "Explain gravity."),
     ("script-salad", SALAD + "\n" + SALAD, "Explain gravity."),
     ("script-salad", " ".join([SALAD, SALAD[::-1]] * 2), "Explain gravity."),
     ("special-tokens", "<pad>" * 20, "Explain gravity."),
@@ -107,7 +109,6 @@ SUSPECT = [
     ("one-character-run", "The bytes: gAAAABl0Zm9vYmFyQmF6" + "A" * 60 + "==", "Encode these bytes."),
     ("periodic-tail", "0,0,0,0,0,0\n" * 20, "The matrix as CSV."),
     ("periodic-tail", "The wheels turn.\n" + "Round and round they go,\nall through the town.\n" * 5, "A song."),
-    ("script-salad", SALAD, "Explain gravity."),
 ]
 
 
@@ -221,6 +222,6 @@ HOSTILE = [
 @pytest.mark.parametrize("unit", HOSTILE)
 def test_time_is_linear(unit: str) -> None:
     text = unit * (200_000 // len(unit))
-    started = time.perf_counter()
+    started = time.process_time()
     examine(text, "repeat 5 " * 1000)
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 2
