@@ -1,7 +1,7 @@
 """`moegpu`: what is done with runs and baselines outside pytest. One function per verb.
 
-Exit codes: 0 good, 1 worse (`compare`) or wrong (`check-launch`), 2 something is wrong with the input or no answer is
-possible, 3 wrong usage.
+Exit codes: 0 good, 1 worse (`compare`, `ab`, `gate`), wrong (`check-launch`) or bad (`check-text`), 2 something is
+wrong with the input or no clear answer is possible, 3 wrong usage.
 """
 
 from __future__ import annotations
@@ -16,6 +16,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from pytest_moegpu import __version__
+from pytest_moegpu.core.abargs import AbOrder, add_ab
+from pytest_moegpu.core.argtypes import capability, pid, seconds
+from pytest_moegpu.core.calibrateargs import add_calibrate
+from pytest_moegpu.core.gateargs import GateOrder, add_gate
+from pytest_moegpu.core.historyargs import HistoryOrder, add_history
 from pytest_moegpu.errors import MoegpuError, nearest
 
 __all__ = ["VERBS", "main", "parser"]
@@ -29,7 +34,7 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print one message and leave."""
         words = message.split("'")
-        if "invalid choice" in message and len(words) > 1:
+        if message.startswith("argument VERB: invalid choice") and len(words) > 1:
             message = f"unknown verb {words[1]!r}{nearest(words[1], VERBS)}; known: {', '.join(VERBS)}"
         print(f"moegpu: {message}", file=sys.stderr)
         raise SystemExit(_USAGE)
@@ -98,14 +103,71 @@ def _check_launch(args: argparse.Namespace) -> int:
     return 1 if report.problems else 0
 
 
+def _model(args: argparse.Namespace) -> int:
+    from pytest_moegpu.errors import UserError
+    from pytest_moegpu.session import modelfiles
+
+    try:
+        lines = modelfiles.upcycle(
+            args.dense, args.out, args.how, args.experts, args.used, seed=args.seed, force=args.force
+        )
+    except (UserError, OSError) as error:
+        print(f"moegpu model upcycle: {error}", file=sys.stderr)
+        return _USAGE
+    print("\n".join(lines))
+    return 0
+
+
+def _check_text(args: argparse.Namespace) -> int:
+    from pytest_moegpu.session.checktext import check_texts
+
+    return check_texts(args.file, sys.stdin.buffer, sys.stdout, sys.stderr, jsonl=args.jsonl, as_json=args.json)
+
+
+def _calibrate(args: argparse.Namespace) -> int:
+    from pytest_moegpu.session import calibrate
+
+    models, tiers, catalog = map(tuple, (args.model, args.tier, args.catalog))
+    order = calibrate.Order(profile=args.profile, models=models, seed=args.seed, tiers=tiers, catalog=catalog)
+    found = calibrate.calibrate(order, calibrate.Told(sys.stderr))
+    text = calibrate.as_toml(found, order)
+    print(text if args.out is None else calibrate.write(args.out, text))
+    return 0 if found else 1
+
+
+def _ab(args: argparse.Namespace) -> int:
+    from pytest_moegpu.session import ab
+
+    return ab.run(AbOrder.of(args), sys.stdout, sys.stderr, ("moegpu", *sys.argv[1:]))
+
+
+def _gate(args: argparse.Namespace) -> int:
+    from pytest_moegpu.session import gate
+
+    return gate.run(GateOrder.of(args), sys.stdout, sys.stderr)
+
+
+def _history(args: argparse.Namespace) -> int:
+    from pytest_moegpu.session import history
+
+    print(history.told(HistoryOrder.of(args)))
+    return 0
+
+
 VERBS = {
     "show": _show,
     "compare": _compare,
     "promote": _promote,
+    "ab": _ab,
+    "gate": _gate,
+    "history": _history,
     "doctor": _doctor,
     "watch": _watch,
     "check-baselines": _check_baselines,
     "check-launch": _check_launch,
+    "calibrate": _calibrate,
+    "check-text": _check_text,
+    "model": _model,
 }
 
 
@@ -114,9 +176,9 @@ def _add_runs(verb: argparse.ArgumentParser) -> None:
 
 
 def _add_watch(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("pid", nargs="?", type=_pid, metavar="PID", help="server whose tree is shown; ends when it ends")
+    verb.add_argument("pid", nargs="?", type=pid, metavar="PID", help="server whose tree is shown; ends when it ends")
     verb.add_argument(
-        "--interval", type=_seconds, default=1.0, metavar="SECONDS", help="time between two tables (default 1)"
+        "--interval", type=seconds, default=1.0, metavar="SECONDS", help="time between two tables (default 1)"
     )
     verb.add_argument("--once", action="store_true", help="one table, after one interval")
     verb.add_argument(
@@ -134,7 +196,7 @@ def _add_check_launch(verb: argparse.ArgumentParser) -> None:
     verb.epilog = "example:\n  moegpu check-launch --gpu 8.6 -- llama-server -m model.gguf --max-model-len 6144"
     verb.add_argument("--json", action="store_true", help="write JSON")
     verb.add_argument(
-        "--gpu", type=_capability, metavar="X.Y", help="compute capability of the GPU it is for, such as 8.6"
+        "--gpu", type=capability, metavar="X.Y", help="compute capability of the GPU it is for, such as 8.6"
     )
     verb.add_argument(
         "command",
@@ -144,27 +206,40 @@ def _add_check_launch(verb: argparse.ArgumentParser) -> None:
     )
 
 
-def _capability(text: str) -> str:
-    major, _, minor = text.partition(".")
-    if not (major.isdecimal() and minor.isdecimal()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a compute capability: write it as 8.6")
-    return text
+def _add_model(verb: argparse.ArgumentParser) -> None:
+    kinds = verb.add_subparsers(dest="kind", required=True, metavar="KIND", parser_class=_Parser)
+    up = kinds.add_parser(
+        "upcycle",
+        help="make a mixture of experts out of a dense model, with the same answers",
+        description="Exit code 0: OUT is written, 3: it is not, and nothing is left of it.",
+    )
+    up.add_argument("dense", type=Path, metavar="IN", help="GGUF file of a dense model, architecture llama")
+    up.add_argument("out", type=Path, metavar="OUT", help="GGUF file to write")
+    up.add_argument("--experts", type=int, required=True, metavar="N", help="experts in each layer")
+    up.add_argument("--used", type=int, required=True, metavar="K", help="experts that work on each token")
+    up.add_argument(
+        "--how",
+        required=True,
+        choices=("copies", "slices"),
+        help="copies of the dense network, or slices that sum to it",
+    )
+    up.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the router of copies (default 0)")
+    up.add_argument("--force", action="store_true", help="replace OUT")
 
 
-def _pid(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a pid: write a whole number above 0")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time: write a number of seconds above 0")
-    return seconds
+def _add_check_text(verb: argparse.ArgumentParser) -> None:
+    verb.formatter_class = argparse.RawDescriptionHelpFormatter
+    verb.description = (
+        "Looks for signs of broken text in what a model wrote: loops, runs, salad, noise, control tokens.\n"
+        "Exit code 0: all good, 1: one is bad, 2: one is suspect, could not be read, or there was none, 3: wrong usage."
+    )
+    verb.epilog = (
+        "A line of JSONL has `text`, and may have `id`, `prompt` (a text or a list of messages), `finish_reason` and\n"
+        "`tokens` (objects with `logprob`).\n\nexample:\n  moegpu check-text --json answers.jsonl"
+    )
+    verb.add_argument("file", nargs="*", metavar="FILE", help="text, or JSONL if it ends in .jsonl; - or none: stdin")
+    verb.add_argument("--json", action="store_true", help="write JSON lines: id, verdict, findings")
+    verb.add_argument("--jsonl", action="store_true", help="read every FILE as JSONL")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -191,6 +266,18 @@ def parser() -> argparse.ArgumentParser:
         "--baselines", type=Path, default=Path("baselines"), metavar="FOLDER", help="where baselines are kept"
     )
 
+    ab = verbs.add_parser("ab", help="judge two builds or configurations against each other, started in turn")
+    add_ab(ab)
+    _add_runs(ab)
+
+    gate = verbs.add_parser("gate", help="decide on runs by the stored baselines, or guide an upgrade there and back")
+    add_gate(gate, run_help)
+    _add_runs(gate)
+
+    moved = verbs.add_parser("history", help="show how metrics moved over all stored runs")
+    add_history(moved)
+    _add_runs(moved)
+
     doctor = verbs.add_parser("doctor", help="say what this machine is, and whether a profile can run on it")
     doctor.add_argument("profile", nargs="?", help="profile to check, or none to describe the machine")
     doctor.add_argument(
@@ -200,6 +287,12 @@ def parser() -> argparse.ArgumentParser:
     _add_watch(verbs.add_parser("watch", help="show what the sampler sees of GPUs and a server, live"))
 
     _add_check_launch(verbs.add_parser("check-launch", help="say what is wrong with the command line of a server"))
+
+    _add_model(verbs.add_parser("model", help="make model files: `moegpu model upcycle`"))
+
+    _add_check_text(verbs.add_parser("check-text", help="look for signs of broken text in answers of a model"))
+
+    add_calibrate(verbs.add_parser("calibrate", help="find the known answers that a model gives with a margin"))
 
     check = verbs.add_parser("check-baselines", help="read every baseline below a folder and name what is damaged")
     check.add_argument("folder", type=Path)

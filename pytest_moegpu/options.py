@@ -18,6 +18,7 @@ LIST = "list"
 _FOLDER = ".moegpu/runs"
 _STARTS = 3
 _MOST_STARTS = 7
+_ATTRIBUTE_STARTS = 5
 # Options with which pytest prints something and runs no test.
 _TELLING = ("help", "version", "markers", "showfixtures", "show_fixtures_per_test", "cacheshow")
 _HELP_RUN = "folder for run bundles (default .moegpu/runs below the rootdir; ini moegpu_runs)"
@@ -40,7 +41,10 @@ class Options:
     max_starts: int = _MOST_STARTS
     level: int = 3
     gate: bool = False
+    attribute: bool = False
+    attribute_starts: int = _ATTRIBUTE_STARTS
     varying: str | None = None
+    golden: Path | None = None
     offline: bool = False
     catalog: tuple[Path, ...] = ()
     baselines: Path = Path("baselines")
@@ -80,6 +84,7 @@ class Options:
 
             parse_varying(varying)
         root, here = config.rootpath, config.invocation_params.dir
+        golden = config.getoption("moegpu_golden")
         baselines, runs = config.getoption("moegpu_baselines_folder"), config.getoption("moegpu_runs_folder")
         return cls(
             profile=profile,
@@ -94,7 +99,10 @@ class Options:
             max_starts=1 if attach is not None else max(starts, _MOST_STARTS) if most is None else most,
             level=config.getoption("moegpu_level"),
             gate=config.getoption("moegpu_gate"),
+            attribute=config.getoption("moegpu_attribute"),
+            attribute_starts=_attribute_starts(config),
             varying=varying,
+            golden=here / golden if golden else None,
             offline=config.getoption("moegpu_offline"),
             catalog=catalog_folders(config),
             baselines=here / baselines if baselines else root / config.getini("moegpu_baselines"),
@@ -116,12 +124,30 @@ def _refuse_beside_attach(config: pytest.Config) -> None:
         "--moegpu-server": (config.getoption("moegpu_server"), "no program is started"),
         "--moegpu-starts": (starts if starts != 1 else None, "it was started once, by somebody else"),
         "--moegpu-max-starts": (most if most != 1 else None, "it was started once, by somebody else"),
+        "--moegpu-attribute": (config.getoption("moegpu_attribute"), "no other server is started"),
         "--moegpu-gate": (config.getoption("moegpu_gate"), "an attached server has no baseline"),
+        "--moegpu-golden": (config.getoption("moegpu_golden"), "which model file it has is not known"),
         "--moegpu-emulate-vram": (config.getoption("moegpu_emulate_vram"), "its memory is taken already"),
     }
     for option, (value, why) in asked.items():
         if value:
             raise UserError(f"{option} with --moegpu-attach: {why}; leave one of them away")
+
+
+def _attribute_starts(config: pytest.Config) -> int:
+    """Return how many starts may be spent on finding the cause of wrong text.
+
+    Raises:
+        UserError: Less than one, or a number without the option that it belongs to.
+    """
+    given: int | None = config.getoption("moegpu_attribute_starts")
+    if given is None:
+        return _ATTRIBUTE_STARTS
+    if given < 1:
+        raise UserError(f"--moegpu-attribute-starts={given}: at least 1 start is needed to try anything")
+    if not config.getoption("moegpu_attribute"):
+        raise UserError(f"--moegpu-attribute-starts={given} without --moegpu-attribute: nothing is tried; add that")
+    return given
 
 
 def wanted_profile(config: pytest.Config) -> str | None:
@@ -214,9 +240,25 @@ def add_options(parser: pytest.Parser) -> None:
     add("--moegpu-level", type=int, choices=(1, 2, 3), default=3, help="1 quick, 2 medium, 3 long (default: 3, all)")
     add("--moegpu-gate", action="store_true", help="a missing baseline fails instead of being skipped")
     add(
+        "--moegpu-attribute",
+        action="store_true",
+        help="where text is wrong, start servers that differ in one thing each, and tell which of them is right",
+    )
+    add(
+        "--moegpu-attribute-starts",
+        type=int,
+        metavar="N",
+        help=f"at most N such starts for each scenario and check (default {_ATTRIBUTE_STARTS})",
+    )
+    add(
         "--moegpu-varying",
         metavar="WORDS",
         help="what may differ from the baseline: driver,cuda,engine,libraries,kernel (default: all of them)",
+    )
+    add(
+        "--moegpu-golden",
+        metavar="FILE",
+        help="baseline whose golden judges the numbers: another backend's, or of the model in another precision",
     )
     add("--moegpu-offline", action="store_true", help="never use the network; the model must be at hand")
     add(

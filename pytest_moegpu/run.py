@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["Run", "list_profiles"]
 
 _SUITE_ORDER = (
-    *("preflight", "offload", "output", "context", "memory", "stability", "throughput", "baseline"),
+    *("preflight", "offload", "output", "golden", "axes", "context", "memory", "stability", "throughput", "baseline"),
     CROSSCHECK,
 )
 
@@ -113,6 +113,8 @@ class Run:
                 continue
             try:
                 add_needs(self.session, name, spec)
+                if metric := _compared(item):
+                    self.session.needs(name).compared[metric] = None
             except UserError as error:
                 raise MarkerError(f"{item.nodeid}: {error}") from error
 
@@ -272,6 +274,15 @@ class Run:
 def _rank(item: pytest.Item) -> int:
     name = item.path.stem.removeprefix("test_")
     return _SUITE_ORDER.index(name) if name in _SUITE_ORDER else len(_SUITE_ORDER)
+
+
+def _compared(item: pytest.Item) -> str | None:
+    """Return the metric that a test of the plugin's own suite will compare; what a user's test asks is not known."""
+    callspec = getattr(item, "callspec", None)
+    if callspec is None or item.path.parent != suite_folder() or item.path.stem != "test_baseline":
+        return None
+    metric: str | None = callspec.params.get("metric")
+    return metric
 
 
 def _parameter(item: pytest.Item) -> str | None:

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 __all__ = ["CHECK_NAMES", "Spec", "ThroughputSpec", "named_scenarios", "read"]
 
-CHECK_NAMES = ("preflight", "offload", "output", "context", "memory", "stability", "throughput", "crosscheck")
+CHECK_NAMES = (
+    *("preflight", "offload", "output", "golden", "axes", "context", "memory", "stability", "throughput"),
+    "crosscheck",
+)
 _SPEEDS = ("decode", "prefill", "ttft")
 
 

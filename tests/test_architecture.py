@@ -47,7 +47,7 @@ OWN: dict[str, set[str]] = {
 """Package or module → what it may import of ours besides itself. The bare package (`__version__`) is open to all."""
 
 OTHERS: dict[str, set[str]] = {
-    "core": {"numpy", "scipy", "msgspec"},
+    "core": {"numpy", "scipy", "msgspec", "ruptures"},
     "catalog": {"msgspec"},
     "report": {"tabulate", "jinja2", "matplotlib", "prometheus_client"},
     "host": {"pynvml", "httpx", "httptools", "msgspec", "psutil", "gguf", "tqdm", "uvloop", "xllamacpp"},
@@ -55,13 +55,14 @@ OTHERS: dict[str, set[str]] = {
 }
 """Package → third parties it may import."""
 
-ONLY_IN_FUNCTIONS = {"numpy", "scipy", "jinja2", "matplotlib", "prometheus_client", "uvloop", "xllamacpp"}
+ONLY_IN_FUNCTIONS = {"numpy", "scipy", "jinja2", "matplotlib", "prometheus_client", "ruptures", "uvloop", "xllamacpp"}
 ONLY_IN_FILE = {
     "pynvml": "host/nvml.py",
     "xllamacpp": "host/embedded_server.py",
     "httpx": "host/control.py",
     "httptools": "host/client.py",
     "uvloop": "host/client.py",
+    "ruptures": "core/trend.py",
 }
 STANDARD_LIBRARY_ONLY = (
     "host/supervisor.py",

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from pytest_moegpu.checks import context, crosscheck, memory, offload, output, preflight, stability, throughput
+from pytest_moegpu.checks import (
+    axes,
+    context,
+    crosscheck,
+    golden,
+    memory,
+    offload,
+    output,
+    preflight,
+    stability,
+    throughput,
+)
 from pytest_moegpu.checks.base import Check
 from pytest_moegpu.core.evidence import Part
 from pytest_moegpu.errors import UserError, nearest
@@ -38,9 +49,26 @@ CHECKS: dict[str, Check] = {
             judge=output.judge,
         ),
         Check(
+            name="golden",
+            title="the same log-probabilities as on the known-good stack",
+            rank=3,
+            level=2,
+            needs=frozenset({Part.SCORES}),
+            judge=golden.judge,
+        ),
+        # A condition judges what was right when asked plainly.
+        Check(
+            name="axes",
+            title="known answers under other conditions",
+            rank=4,
+            level=3,
+            needs=frozenset({Part.OUTPUT, Part.AXES}),
+            judge=axes.judge,
+        ),
+        Check(
             name="context",
             title="long contexts answered, recalled, fast enough",
-            rank=3,
+            rank=4,
             level=3,
             needs=frozenset({Part.CONTEXT}),
             judge=context.judge,
@@ -49,7 +77,7 @@ CHECKS: dict[str, Check] = {
         Check(
             name="memory",
             title="peak within budget, and back to idle",
-            rank=4,
+            rank=5,
             level=2,
             needs=frozenset({Part.THROUGHPUT}),
             judge=memory.judge,
@@ -58,7 +86,7 @@ CHECKS: dict[str, Check] = {
         Check(
             name="stability",
             title="no fault of hardware, driver or server",
-            rank=5,
+            rank=6,
             level=1,
             needs=frozenset({Part.OUTPUT}),
             judge=stability.judge,
@@ -66,7 +94,7 @@ CHECKS: dict[str, Check] = {
         Check(
             name="throughput",
             title="TTFT, prefill and decode, one stream",
-            rank=6,
+            rank=7,
             level=2,
             needs=frozenset({Part.THROUGHPUT, Part.OUTPUT}),
             judge=throughput.judge,
@@ -74,7 +102,7 @@ CHECKS: dict[str, Check] = {
         Check(
             name="crosscheck",
             title="the same answer without a server, when asked for",
-            rank=7,
+            rank=8,
             level=3,
             needs=frozenset({Part.OUTPUT}),
             judge=crosscheck.judge,

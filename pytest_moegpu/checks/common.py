@@ -43,6 +43,9 @@ _SCOPE: dict[str, tuple[Phase, RequestKind | None]] = {
     "offload": (Phase.READY, None),
     "output": (Phase.OUTPUT, RequestKind.ANSWER),
     "crosscheck": (Phase.OUTPUT, RequestKind.ANSWER),
+    # The fixed texts are scored after all else, so that no other figure is of a server warmed by them.
+    "golden": (Phase.BEYOND, None),
+    "axes": (Phase.AXES, RequestKind.AXIS),
     "throughput": (Phase.DECODE, RequestKind.THROUGHPUT),
     "context": (Phase.CONTEXT, RequestKind.CONTEXT),
     # Memory tells of a fault at the stop by itself, beside the peak, which such a fault does not spoil.

@@ -9,8 +9,8 @@ from pytest_moegpu.checks.beyond import judge_beyond
 from pytest_moegpu.checks.capacity import judge_served_context
 from pytest_moegpu.checks.common import broken, grouped, nothing, quote, with_log
 from pytest_moegpu.checks.doubts import median_lag, throttled, too_late, valid
-from pytest_moegpu.checks.output import contains
 from pytest_moegpu.checks.throughput import metrics
+from pytest_moegpu.core.answers import contains
 from pytest_moegpu.core.evidence import Evidence, Phase, RequestKind, RequestRecord, StartEvidence
 from pytest_moegpu.core.faults import OUT_OF_MEMORY, find
 from pytest_moegpu.core.model import Profile, Scenario

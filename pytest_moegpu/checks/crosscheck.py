@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pytest_moegpu.checks.common import broken, nothing, quote
-from pytest_moegpu.checks.output import contains
+from pytest_moegpu.core.answers import is_right
 from pytest_moegpu.core.evidence import Evidence, Phase, RequestKind, RequestRecord
 from pytest_moegpu.core.margins import GAP_FLOOR
 from pytest_moegpu.core.model import KnownAnswer, Profile, Scenario
@@ -23,9 +23,11 @@ def question(evidence: Evidence) -> KnownAnswer | None:
     found = [r for start in evidence.starts for r in start.of_kind(RequestKind.ANSWER) if _sure(r)]
     if not found:
         return None
-    record = max(found, key=lambda r: (not contains(r.text, r.expect), r.margin or 0.0))
+    record = max(found, key=lambda r: (not is_right(r.rule, r.expect, r.text), r.margin or 0.0))
     tokens = record.output_tokens or KnownAnswer.max_tokens
-    return KnownAnswer(prompt=record.prompt, expect=record.expect, margin=record.margin, max_tokens=tokens)
+    return KnownAnswer(
+        prompt=record.prompt, expect=record.expect, margin=record.margin, max_tokens=tokens, rule=record.rule
+    )
 
 
 def judge(evidence: Evidence, scenario: Scenario, _profile: Profile) -> tuple[Verdict, ...]:
@@ -70,11 +72,11 @@ def _answers(evidence: Evidence, said: OneShot) -> list[RequestRecord]:
 
 
 def _compared(verdict: Verdict, said: OneShot, answers: list[RequestRecord]) -> Verdict:
-    wrong = [r for r in answers if not contains(r.text, said.expect)]
+    wrong = [r for r in answers if not is_right(said.rule, said.expect, r.text)]
     shown = (wrong or answers)[0].text
     texts = (*verdict.lines, ("server", quote(shown)), ("llama-cli", quote(said.text)))
     verdict = replace(verdict, lines=texts)
-    alone = contains(said.text, said.expect)
+    alone = is_right(said.rule, said.expect, said.text)
     if wrong and alone:
         reason = "the server is wrong and llama-cli is right: the server around the model, or its flags"
     elif wrong:

@@ -38,6 +38,7 @@ class Phase(StrEnum):
     WARMUP = "warmup"
     PREFILL = "prefill"
     DECODE = "decode"
+    AXES = "axes"
     CONTEXT = "context"
     BEYOND = "beyond"
     STOP = "stop"
@@ -51,6 +52,7 @@ class Part(StrEnum):
     THROUGHPUT = "throughput"
     CONTEXT = "context"
     SCORES = "scores"
+    AXES = "axes"
 
 
 class RequestKind(StrEnum):
@@ -256,8 +258,12 @@ class StartEvidence:
 
     @property
     def comparable_peak_bytes(self) -> int | None:
-        """Like `peak_bytes`, of the phases that every start goes through: long contexts are tried in the first only."""
-        own = [peak for phase, peak in self.peaks.items() if phase not in (Phase.CONTEXT, Phase.BEYOND, Phase.STOP)]
+        """Like `peak_bytes`, of the phases that every start goes through.
+
+        Long contexts and other conditions are tried in the first only.
+        """
+        first_only = (Phase.AXES, Phase.CONTEXT, Phase.BEYOND, Phase.STOP)
+        own = [peak for phase, peak in self.peaks.items() if phase not in first_only]
         return max(own) - self.idle_bytes if own and self.idle_bytes is not None else None
 
     def of_kind(self, kind: RequestKind) -> tuple[RequestRecord, ...]:

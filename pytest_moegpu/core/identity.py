@@ -25,9 +25,12 @@ __all__ = [
     "Difference",
     "differences",
     "identity",
+    "in_words",
+    "label",
     "not_allowed_to_vary",
     "parse_varying",
     "prompt_hash",
+    "refusal",
     "stack_changes",
 ]
 
@@ -131,10 +134,16 @@ def prompt_hash(workload: Workload, known_answers: tuple[KnownAnswer, ...]) -> s
     witnesses, which judge nothing: one more of them keeps baselines from before comparable.
     """
     judged = (a for a in known_answers if not is_witness(a.margin))
-    answers = [{"prompt": a.prompt, "expect": a.expect, "max_tokens": a.max_tokens} for a in judged]
+    answers = [
+        {"prompt": a.prompt, "expect": a.expect, "max_tokens": a.max_tokens}
+        | ({"rule": a.rule} if a.rule != KnownAnswer.rule else {})
+        for a in judged
+    ]
     # A sample of what the generator writes, so that a change of its sentences is a change of the prompts.
     written = (throughput_prompt(512, 12.0, workload.seed), asdict(recall(512, 12.0, 0.5, workload.seed)))
-    sent = {"workload": asdict(workload), "known_answers": answers, "written": written}
+    # What is asked under other conditions is judged by itself, and changes no speed.
+    measured = {key: value for key, value in asdict(workload).items() if key != "axes" and not key.startswith("axis_")}
+    sent = {"workload": measured, "known_answers": answers, "written": written}
     text = json.dumps(sent, sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
@@ -170,6 +179,36 @@ def not_allowed_to_vary(changes: tuple[Difference, ...], varying: frozenset[str]
     if varying is None:
         return ()
     return tuple(c for c in changes if STACK_FIELDS[c.field.partition(".")[0]] not in varying)
+
+
+def label(field: str) -> str:
+    """Return a stack field as words; a must-match field stays the key it is stored under."""
+    head, _, library = field.partition(".")
+    if head not in STACK_FIELDS:
+        return field
+    return f"library {library}" if library else field.replace("cuda", "CUDA").replace("_", " ")
+
+
+def in_words(changes: Iterable[Difference]) -> str:
+    """Print differences in one line, each with both sides."""
+    return ", ".join(f"{label(c.field)} {c.base} → {c.now}" for c in changes)
+
+
+def refusal(
+    differing: tuple[Difference, ...], forbidden: tuple[Difference, ...], varying: frozenset[str] | None
+) -> str:
+    """Say everything that forbids a comparison; empty when nothing does.
+
+    Args:
+        differing: Must-match fields that differ.
+        forbidden: What `not_allowed_to_vary` returns.
+        varying: The words that let a part of the stack move.
+    """
+    reasons = [f"must match but differs: {in_words(differing)}"] if differing else []
+    if forbidden:
+        allowed = ", ".join(sorted(varying or ())) or "nothing"
+        reasons.append(f"only {allowed} may vary, but this moved: {in_words(forbidden)}")
+    return "; ".join(reasons)
 
 
 def parse_varying(text: str) -> frozenset[str]:

@@ -239,10 +239,7 @@ class Container:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What is sent to the server in one start.
-
-    `context_fills` are shares of the context a prompt takes, `context_depths` where in it the fact stands (0 start).
-    """
+    """What is sent in one start: fills as shares of the context, depths of the fact (0 start), axes: `core.axes`."""
 
     prompt_tokens: int = 1024
     output_tokens: int = 256
@@ -252,11 +249,16 @@ class Workload:
     context_depths: tuple[float, ...] = (0.9, 0.5, 0.1)
     context_output_tokens: int = 32
     seed: int = 20261130
+    axes: tuple[str, ...] | None = None
+    axis_output_tokens: int | None = None
+    axis_prompt_tokens: tuple[int, ...] | None = None
+    axis_requests: int | None = None
+    axis_idle_seconds: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Absolute limits. A limit of None is not judged, and the report says so."""
+    """Absolute limits; one of None is not judged, and the report says so. `session_cv`: see `core.compare`."""
 
     memory_budget_bytes: int | None = None
     memory_reserve_bytes: int = 0
@@ -269,6 +271,8 @@ class Limits:
     request_seconds: float = 600.0
     idle_return_seconds: float = 30.0
     tolerance: dict[str, float] = field(default_factory=dict)
+    session_cv: float | None = None
+    baseline_age_seconds: float = 180 * 86_400.0
 
 
 @dataclass(frozen=True, kw_only=True)

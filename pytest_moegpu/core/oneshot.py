@@ -11,7 +11,7 @@ __all__ = ["OneShot"]
 class OneShot:
     """What such a program was asked, and what it said. `problem` says why there is no answer; empty when there is one.
 
-    `left` are pids that could not be ended.
+    `rule` is how `expect` is held against the answer (`core.answers`); `left` are pids that could not be ended.
     """
 
     argv: tuple[str, ...]
@@ -23,4 +23,5 @@ class OneShot:
     exit_code: int | None = None
     left: tuple[int, ...] = ()
     log_path: str = ""
+    rule: str = "contains"
     log_tail: tuple[str, ...] = ()

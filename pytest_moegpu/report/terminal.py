@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from tabulate import tabulate
 
+from pytest_moegpu.core.age import AGE
 from pytest_moegpu.core.gate import decide
 from pytest_moegpu.core.margins import LABEL
 from pytest_moegpu.core.stats import coefficient_of_variation
@@ -22,7 +23,7 @@ _TAIL_LINES = 20
 _PLACED = ("reason", "starts", "changed", "same", "valid", "log", "rerun")
 
 # Labels of lines that a reader needs though the verdict is green: they stand below the table.
-_BELOW = (LABEL,)
+_BELOW = (LABEL, AGE)
 
 
 def failure_text(verdict: Verdict) -> str:

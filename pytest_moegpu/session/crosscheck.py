@@ -58,7 +58,7 @@ def _ask(asked: KnownAnswer, backend: str, spec: LaunchSpec, limits: Limits, log
         program = find_program(CLI_PROGRAM, ((CLI_VARIABLE, os.environ.get(CLI_VARIABLE)),), os.environ.get("PATH"))
         argv = cli_argv(spec, program, asked)
     except UserError as error:
-        return OneShot(argv=(), prompt=asked.prompt, expect=asked.expect, problem=str(error))
+        return OneShot(argv=(), prompt=asked.prompt, expect=asked.expect, rule=asked.rule, problem=str(error))
     seconds = limits.ready_seconds + limits.request_seconds
     ended = run_once(argv, os.environ | cli_environment(spec), log_path, seconds)
     problem = f"{shlex.join(program)} {ended.problem}" if ended.problem else ""
@@ -66,6 +66,7 @@ def _ask(asked: KnownAnswer, backend: str, spec: LaunchSpec, limits: Limits, log
         argv=argv,
         prompt=asked.prompt,
         expect=asked.expect,
+        rule=asked.rule,
         text="" if problem else read_answer(ended.output, asked.prompt),
         problem=problem,
         seconds=ended.seconds,

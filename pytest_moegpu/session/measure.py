@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 
 from pytest_moegpu.core import phases
 from pytest_moegpu.core.evidence import DeviceProcess, Part, Phase, RequestRecord, StartEvidence, StartFailure
+from pytest_moegpu.core.golden import Golden, TextScore
 from pytest_moegpu.core.health import DeviceHealth
 from pytest_moegpu.core.sample import Sample
 from pytest_moegpu.core.telemetry import summarise
@@ -24,6 +25,7 @@ from pytest_moegpu.host.treemem import TreeMemory
 from pytest_moegpu.session.attached import AttachedServer
 from pytest_moegpu.session.device import held, not_given_back, on_device, refuse_busy, used, wait_idle
 from pytest_moegpu.session.progress import Progress
+from pytest_moegpu.session.scoring import Scoring
 from pytest_moegpu.session.server import unforeseen
 from pytest_moegpu.session.serving import AnyServer, ask_again, strangers
 from pytest_moegpu.session.workload import Workload
@@ -58,6 +60,7 @@ class StartRun:
     parts: frozenset[Part]
     progress: Progress
     refuse: str = ""
+    golden: Golden | None = None
     kernel: KernelLogReader = field(default_factory=KernelLogReader)
 
     def __post_init__(self) -> None:
@@ -67,6 +70,7 @@ class StartRun:
         self.workload.enter = self._enter
         self.workload.halted = lambda: self._sampler.error is not None
         self._libraries: dict[str, str] = {}
+        self._scores: tuple[TextScore, ...] = ()
         self._counters: dict[str, float] = {}
         self._processes: tuple[DeviceProcess, ...] = ()
         self._foreign: tuple[DeviceProcess, ...] = ()
@@ -187,6 +191,8 @@ class StartRun:
             self._libraries = libraries(self.server.pid)
         self._look()
         self.workload.run(self.parts)
+        if Part.SCORES in self.parts:
+            self._score()
         if self._sampler.error is not None:
             raise StartError(self._failed(self._sampler.error))
         self._look()
@@ -194,6 +200,20 @@ class StartRun:
         if not self.server.alive:
             raise self.server.failure(self._phase, self.server.death())
         self._health_at_end = self.server.health_at_end()
+
+    def _score(self) -> None:
+        """Score the fixed texts, last of all: no speed is then measured on a server that they have warmed."""
+        self._enter(Phase.OUTPUT)
+        began = time.monotonic()
+        scoring = Scoring(
+            server=self.server,
+            golden=self.golden,
+            say=self.progress.live,
+            going=lambda: self._sampler.error is None,
+        )
+        self._scores = scoring.run()
+        tokens = sum(len(score.rows) for score in self._scores)
+        self.progress.line(f"{Part.SCORES}: {tokens} tokens in {time.monotonic() - began:.1f} s")
 
     def _follow(self, pid: int) -> None:
         self.probe.follow(pid)
@@ -248,6 +268,7 @@ class StartRun:
             pids=tuple(sorted(self.server.tree)),
             stopped_at=self._stopped_at,
             requests=records,
+            scores=self._scores,
             log=log,
             served_model=self.server.served.name,
             served_context=self.server.served.context,
@@ -260,7 +281,7 @@ class StartRun:
             foreign=self._foreign,
             event_reasons=phases.event_reasons(during),
             counters=self._counters,
-            notes=tuple(self.server.notes),
+            notes=(*self.server.notes, *self._sampler.notes),
             left_over=(*stop.left, *(process.pid for process in self._left)),
             exit_code=stop.exit_code,
             log_path=str(self.server.log_path),

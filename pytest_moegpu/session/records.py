@@ -7,21 +7,35 @@ from dataclasses import replace
 from pathlib import Path
 
 from pytest_moegpu.checks import get_check
+from pytest_moegpu.checks.golden import unlike_itself
 from pytest_moegpu.checks.throughput import metrics
 from pytest_moegpu.core.baseline import BASELINE_SCHEMA, Baseline, BaselineSession
 from pytest_moegpu.core.evidence import Evidence
 from pytest_moegpu.core.gate import decide
+from pytest_moegpu.core.golden import Golden
 from pytest_moegpu.core.identity import differences, stack_changes
 from pytest_moegpu.core.model import Profile, Scenario
+from pytest_moegpu.core.probemargins import joined, margins_of
 from pytest_moegpu.core.record import RunRecord
 from pytest_moegpu.core.units import format_value
-from pytest_moegpu.core.verdict import METRICS, Verdict
+from pytest_moegpu.core.verdict import METRICS, Outcome, Verdict
 from pytest_moegpu.errors import RecordError
-from pytest_moegpu.host.store import RunStore, baseline_path, read_baseline, read_run, write_baseline
+from pytest_moegpu.host.store import RunStore, baseline_files, baseline_path, read_baseline, read_run, write_baseline
 from pytest_moegpu.report.terminal import failure_text, results_table
 from pytest_moegpu.session.judge import Comparison
+from pytest_moegpu.session.reference import GOLDEN, golden_of
 
-__all__ = ["check_baselines", "compare_runs", "promote", "show"]
+__all__ = [
+    "as_asked",
+    "baseline_of",
+    "check_baselines",
+    "compare_runs",
+    "faults_of",
+    "finished",
+    "merged",
+    "promote",
+    "show",
+]
 
 # What must be good before speeds and memory may become what others are measured by.
 _MUST_BE_GREEN = ("offload", "output", "memory", "stability", "throughput")
@@ -59,7 +73,7 @@ def show(run: str, root: Path) -> str:
     return "\n".join(lines)
 
 
-def _asked(record: RunRecord, evidence: Evidence) -> tuple[Scenario, Profile]:
+def as_asked(record: RunRecord, evidence: Evidence) -> tuple[Scenario, Profile]:
     """Return scenario and profile as they were when the run was made.
 
     Raises:
@@ -71,12 +85,17 @@ def _asked(record: RunRecord, evidence: Evidence) -> tuple[Scenario, Profile]:
     return scenario, record.asked
 
 
-def _faults(record: RunRecord, evidence: Evidence) -> list[str]:
+def faults_of(record: RunRecord, evidence: Evidence) -> list[str]:
     """Return what speaks against comparing with a run: what it said itself, and all its starts judged again."""
-    scenario, profile = _asked(record, evidence)
-    told = [v for v in record.verdicts if v.scenario == evidence.scenario and v.check != "baseline"]
+    scenario, profile = as_asked(record, evidence)
+    told = [v for v in record.verdicts if v.scenario == evidence.scenario and _speaks(v)]
     verdicts = told + [v for name in _MUST_BE_GREEN for v in get_check(name).judge(evidence, scenario, profile)]
     return list(dict.fromkeys(f"{v.check} {v.outcome}: {v.reason}" for v in verdicts if not v.outcome.green))
+
+
+def _speaks(verdict: Verdict) -> bool:
+    """Tell whether a verdict can speak against a run: that there was nothing to compare with does not."""
+    return verdict.check != "baseline" and (verdict.check != GOLDEN or verdict.outcome is Outcome.FAILED)
 
 
 def _session(record: RunRecord, evidence: Evidence) -> BaselineSession:
@@ -89,7 +108,8 @@ def _session(record: RunRecord, evidence: Evidence) -> BaselineSession:
     )
 
 
-def _baseline(record: RunRecord, evidence: Evidence) -> Baseline:
+def baseline_of(record: RunRecord, evidence: Evidence) -> Baseline:
+    """Return a run as what others can be compared with, whether it is good enough or not."""
     session = _session(record, evidence)
     return Baseline(
         schema=BASELINE_SCHEMA,
@@ -102,10 +122,11 @@ def _baseline(record: RunRecord, evidence: Evidence) -> Baseline:
         sessions=(session,),
         units={name: METRICS[name].unit for name in session.metrics},
         better={name: METRICS[name].better.value for name in session.metrics},
+        margins=margins_of(evidence.good_starts),
     )
 
 
-def _merged(old: Baseline, new: Baseline) -> Baseline:
+def merged(old: Baseline, new: Baseline) -> Baseline:
     """Add the sessions of a later run of the same thing on the same stack.
 
     Raises:
@@ -118,7 +139,25 @@ def _merged(old: Baseline, new: Baseline) -> Baseline:
             "Promote it alone (without --add) to replace the baseline"
         )
     known = {session.run for session in old.sessions}
-    return replace(old, sessions=(*old.sessions, *(s for s in new.sessions if s.run not in known)))
+    sessions = (*old.sessions, *(s for s in new.sessions if s.run not in known))
+    margins = joined(old.margins, new.margins)
+    return replace(old, sessions=sessions, golden=_one_golden(old, new), margins=margins)
+
+
+def _one_golden(old: Baseline, new: Baseline) -> Golden | None:
+    """Return the golden of both: the earlier one.
+
+    Raises:
+        RecordError: The later one does not agree with it.
+    """
+    if old.golden is None or new.golden is None:
+        return old.golden or new.golden
+    if parted := unlike_itself(((1, old.golden.texts), (2, new.golden.texts))):
+        raise RecordError(
+            f"run {new.sessions[0].run} cannot join the baseline of {old.profile}/{old.scenario}: its "
+            f"log-probabilities are not those of the golden there (start 1 the golden, start 2 the run): {parted}"
+        )
+    return old.golden
 
 
 def promote(runs: Sequence[str], root: Path, folder: Path, add: bool) -> list[str]:
@@ -129,13 +168,13 @@ def promote(runs: Sequence[str], root: Path, folder: Path, add: bool) -> list[st
     """
     baselines: dict[tuple[str, str, str], Baseline] = {}
     for name in runs:
-        record = _finished(RunStore(root).find(name))
+        record = finished(RunStore(root).find(name))
         for baseline in _promotable(record):
             key = (baseline.profile, baseline.scenario, baseline.backend)
             path = baseline_path(folder, *key)
             if add and key not in baselines and path.exists():
                 baselines[key] = read_baseline(path)
-            baselines[key] = _merged(baselines[key], baseline) if key in baselines else baseline
+            baselines[key] = merged(baselines[key], baseline) if key in baselines else baseline
     lines = []
     for baseline in baselines.values():
         path = write_baseline(folder, baseline)
@@ -157,18 +196,23 @@ def _promotable(record: RunRecord) -> list[Baseline]:
                 f"run {record.id}, {evidence.scenario}: a rehearsal on {real} (--moegpu-emulate-vram) can never become "
                 "the baseline of the real card"
             )
-        bad = _faults(record, evidence)
+        bad = faults_of(record, evidence)
         if bad:
             raise RecordError(f"run {record.id}, {evidence.scenario}: not good enough for a baseline: {'; '.join(bad)}")
-        baseline = _baseline(record, evidence)
+        baseline = baseline_of(record, evidence)
         if baseline.units:
-            found.append(baseline)
+            found.append(replace(baseline, golden=golden_of(evidence)))
     if not found:
         raise RecordError(f"run {record.id} measured nothing that can be compared")
     return found
 
 
-def _finished(folder: Path) -> RunRecord:
+def finished(folder: Path) -> RunRecord:
+    """Read a run that was finished.
+
+    Raises:
+        RecordError: It cannot be read, or was not.
+    """
     record = read_run(folder)
     if record.status != "finished":
         raise RecordError(f"run {record.id} is {record.status}: only a finished run can be promoted or compared")
@@ -181,16 +225,18 @@ def compare_runs(a: str, b: str, root: Path) -> tuple[str, int]:
     Raises:
         RecordError: A run cannot be read or was not finished, or the first measured nothing.
     """
-    base, now = (_finished(RunStore(root).find(name)) for name in (a, b))
+    base, now = (finished(RunStore(root).find(name)) for name in (a, b))
     later = {(e.scenario, e.backend): e for e in now.evidence}
     verdicts: list[Verdict] = []
     for evidence in base.evidence:
         found = later.get((evidence.scenario, evidence.backend))
-        scenario, profile = _asked(base, evidence)
-        bad = _faults(base, evidence)
-        baseline = _baseline(base, evidence)
+        scenario, profile = as_asked(base, evidence)
+        bad = faults_of(base, evidence)
+        baseline = baseline_of(base, evidence)
         for metric in baseline.units:
-            comparison = Comparison(metric=metric, scenario=scenario, profile=profile)
+            comparison = Comparison(
+                metric=metric, scenario=scenario, profile=profile, session_cv=scenario.limits.session_cv
+            )
             if bad:
                 verdicts.append(comparison.impossible(f"run {base.id} is no measure for others: {'; '.join(bad)}"))
             elif found is None:
@@ -213,7 +259,7 @@ def check_baselines(folder: Path) -> tuple[list[str], int]:
     if not folder.is_dir():
         raise RecordError(f"{folder} is not a folder")
     lines, code = [], 0
-    for path in sorted(folder.rglob("*.json")):
+    for path in baseline_files(folder):
         try:
             baseline = read_baseline(path)
             right = baseline_path(folder, baseline.profile, baseline.scenario, baseline.backend)

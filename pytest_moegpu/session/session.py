@@ -10,31 +10,28 @@ from datetime import UTC, datetime
 
 from pytest_moegpu import __version__
 from pytest_moegpu.checks import get_check
-from pytest_moegpu.core.evidence import (
-    Evidence,
-    Part,
-    Phase,
-    StartEvidence,
-    StartFailure,
-)
-from pytest_moegpu.core.identity import parse_varying
+from pytest_moegpu.core.evidence import Evidence, Part, Phase, StartEvidence, StartFailure
 from pytest_moegpu.core.model import Scenario
 from pytest_moegpu.core.record import RUN_SCHEMA, RunRecord
 from pytest_moegpu.core.units import format_bytes
 from pytest_moegpu.core.verdict import Verdict
-from pytest_moegpu.errors import RecordError, StartError
+from pytest_moegpu.errors import StartError
 from pytest_moegpu.host.stack import host_facts
-from pytest_moegpu.host.store import Bundle, RunStore, baseline_path, read_baseline
+from pytest_moegpu.host.store import Bundle, RunStore
 from pytest_moegpu.options import Options
+from pytest_moegpu.session.attribute import Attributor
+from pytest_moegpu.session.comparing import StoredComparisons
 from pytest_moegpu.session.crosscheck import CROSSCHECK, cross_checked, left_behind
 from pytest_moegpu.session.describe import never_started
 from pytest_moegpu.session.device import held
-from pytest_moegpu.session.judge import Comparison, finish, untold_faults
+from pytest_moegpu.session.judge import finish, untold_faults
 from pytest_moegpu.session.live import Live
 from pytest_moegpu.session.measure import Recorded, StartRun
-from pytest_moegpu.session.needs import Needs
+from pytest_moegpu.session.needs import FIRST_START_ONLY, Needs, holds
+from pytest_moegpu.session.probing import answers_of
 from pytest_moegpu.session.progress import Named, Progress
 from pytest_moegpu.session.question import Question
+from pytest_moegpu.session.reference import GOLDEN, References
 from pytest_moegpu.session.serving import AnyServer, described, marked, server_of
 from pytest_moegpu.session.target import Target, resolve
 from pytest_moegpu.session.workload import Workload
@@ -65,8 +62,19 @@ class Session:
         self._evidence: dict[str, Evidence] = {}
         self._live = Live(self.target.probe)
         self._starts: Counter[str] = Counter()
+        self._references = References(
+            folder=options.baselines,
+            profile=self.target.profile.name,
+            backend=self.target.backend.name,
+            model_sha256=self.target.file.sha256,
+            given=options.golden,
+        )
+        self._stored = StoredComparisons(options, self.target)
         self._unusable = ""
         self._first_idle: int | None = None
+        self._attributor = Attributor(
+            self.target, self._references, progress, options.attribute_starts, lambda: self.unusable, self._guard
+        )
 
     @property
     def unusable(self) -> str:
@@ -110,7 +118,7 @@ class Session:
         scenario = self.target.scenario(name)
         needs = self.needs(name)
         known = self._evidence.get(name)
-        if known is not None and (known.failure is not None or _holds(known, parts)):
+        if known is not None and (known.failure is not None or holds(known, parts)):
             return known
         # Parts that no marker announced: all is measured anew, since starts of unequal parts do not pool.
         # The logs and telemetry of the earlier starts stay in the bundle under their own numbers.
@@ -124,6 +132,11 @@ class Session:
         """Go on to `total` starts of a scenario; the long context prompts are not repeated."""
         return self._measure(self.target.scenario(name), self.evidence(name), total)
 
+    def drop_last(self, name: str) -> None:
+        """Leave the last start of a scenario out of what is judged; its log and telemetry stay in the bundle."""
+        evidence = self.evidence(name)
+        self._evidence[name] = replace(evidence, starts=evidence.starts[:-1])
+
     def _measure(self, scenario: Scenario, known: Evidence | None, total: int) -> Evidence:
         self.stop_live()
         evidence = known or described(self.target, scenario)
@@ -131,6 +144,9 @@ class Session:
             evidence = replace(evidence, starts=(*evidence.starts, never_started(self.store_problem)))
         if evidence.failure is not None:
             self._evidence[scenario.name] = evidence
+        elif known is None:
+            for told in self._stored.foretell(self.needs(scenario.name).compared, scenario):
+                self.progress.line(told)
         while len(evidence.starts) < total and evidence.failure is None:
             recorded = self._one(scenario, first=not evidence.starts, place=f"{len(evidence.starts) + 1}/{total}")
             evidence = replace(
@@ -148,15 +164,15 @@ class Session:
 
     def _one(self, scenario: Scenario, *, first: bool, place: str) -> Recorded:
         needs = self.needs(scenario.name)
-        # Contexts are about whether they work, not how fast to the percent: the first start answers that.
-        parts = frozenset(needs.parts if first else needs.parts - {Part.CONTEXT})
+        # Contexts and conditions are about whether they work, not how fast: the first start answers that.
+        parts = frozenset(needs.parts if first else needs.parts - FIRST_START_ONLY)
         progress = Named(self.progress, f"{scenario.name} start {place}")
         server, number = self._server(scenario)
         fills = {round(fill * scenario.settings.context) for fill in scenario.workload.context_fills}
         workload = Workload(
             server=server,
             scenario=scenario,
-            answers=(*self.target.model.known_answers, *needs.answers),
+            answers=(*answers_of(self.target, self.options.baselines, scenario.name), *needs.answers),
             context_tokens=tuple(sorted(fills | needs.context_tokens)),
             recall_reach=self.target.model.recall_reach,
             enter=lambda _phase: None,
@@ -170,6 +186,7 @@ class Session:
             parts=parts,
             progress=progress,
             refuse=self.unusable,
+            golden=self._references.golden(scenario.name),
         )
         recorded = run.run()
         self._guard(recorded.start)
@@ -242,31 +259,29 @@ class Session:
             self.stop_live()
             evidence = cross_checked(evidence, self.target, self.target.scenario(name), self.bundle)
             self._evidence[name], self._unusable = evidence, left_behind(evidence)
-        evidence = question.narrow(evidence)
-        judge = question.judge or check.judge
-        verdicts = judge(evidence, question.change(self.target.scenario(name)), self.target.profile)
-        return self._keep(tuple(v for v in verdicts if question.only(v)), rerun)
+        judge = question.judge or (self._references.judge if check.name == GOLDEN else check.judge)
+        scenario = self.target.scenario(name)
+
+        def told(found: Evidence) -> tuple[Verdict, ...]:
+            verdicts = judge(question.narrow(found), question.change(scenario), self.target.profile)
+            return tuple(v for v in verdicts if question.only(v))
+
+        verdicts = told(evidence)
+        if self.options.attribute and self._bundle is not None:
+            self.stop_live()
+            answers = tuple(self.needs(name).answers)
+            verdicts = self._attributor.attributed(verdicts, evidence, scenario, told, self._bundle, answers)
+        return self.keep(verdicts, rerun)
 
     def compare(self, metric: str, name: str, rerun: str) -> tuple[Verdict, ...]:
         """Compare one metric of a scenario with its baseline, with more starts while that can settle it."""
-        options, target = self.options, self.target
-        path = baseline_path(options.baselines, target.profile.name, name, target.backend.name)
-        comparison = Comparison(
-            metric=metric,
-            scenario=target.scenario(name),
-            profile=target.profile,
-            looks=tuple(sorted({options.starts, options.max_starts})),
-            varying=parse_varying(options.varying) if options.varying is not None else None,
-        )
+        comparison = self._stored.comparison(metric, name)
+        self.needs(name).compared[metric] = None
         evidence = self.evidence(name, comparison.needs)
-        try:
-            baseline = read_baseline(path) if path.exists() else None
-        except RecordError as error:
-            return self._keep((comparison.impossible(str(error)),), rerun)
-        verdict = comparison.run(evidence, baseline, lambda total: self.more_starts(name, total))
-        return self._keep((verdict,), rerun)
+        verdict = self._stored.judge(comparison, evidence, lambda total: self.more_starts(name, total))
+        return self.keep((verdict,), rerun)
 
-    def _keep(self, verdicts: tuple[Verdict, ...], rerun: str) -> tuple[Verdict, ...]:
+    def keep(self, verdicts: tuple[Verdict, ...], rerun: str) -> tuple[Verdict, ...]:
         """Complete verdicts with run, log and rerun line, and remember them."""
         folder = self._bundle.folder if self._bundle is not None else self.options.runs
         done = tuple(finish(marked(self.target, verdict), folder, rerun, self.target.rehearsal) for verdict in verdicts)
@@ -310,9 +325,3 @@ class Session:
                 self.save(status)
             finally:
                 self.target.probe.close()
-
-
-def _holds(evidence: Evidence, parts: frozenset[Part]) -> bool:
-    """Tell whether every start has these parts; the long contexts are asked in one start only, see `Session._one`."""
-    had = [frozenset(start.parts) for start in evidence.starts]
-    return all(parts - {Part.CONTEXT} <= held for held in had) and parts <= frozenset().union(*had)

@@ -129,8 +129,15 @@ class Target:
     def not_judged(self) -> tuple[str, ...]:
         """Checks, and metrics, of the plugin's own suites that have nothing to judge in this run."""
         if self.attached is None:
-            return ("prefill",) if self.backend.name in _HIDE_CACHED else ()
-        return not_judged(self.attached, tells_placement=self.backend.name in _TELL_PLACEMENT)
+            prefill = ("prefill",) if self.backend.name in _HIDE_CACHED else ()
+            return (*prefill, *self._unscored)
+        told = not_judged(self.attached, tells_placement=self.backend.name in _TELL_PLACEMENT)
+        return (*told, *self._unscored)
+
+    @property
+    def _unscored(self) -> tuple[str, ...]:
+        """The check of log-probabilities, where the engine gives none, or has a file that is not known."""
+        return ("golden",) if self.backend.score_method is None or self.attached is not None else ()
 
     def _attached_facts(self, attached: Attachment) -> tuple[tuple[str, str], ...]:
         """Return what is known of a server that this run does not start."""

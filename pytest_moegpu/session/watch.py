@@ -184,7 +184,7 @@ class _Watching:
             tree=self._tree_view(processes),
             hz=self._sampler.rate(),
             gap=self._sampler.gap(),
-            notes=tuple(self._notes),
+            notes=(*self._notes, *self._sampler.notes),
         )
 
     def _tree_view(self, processes: tuple[DeviceProcess, ...]) -> TreeView | None:

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from pytest_moegpu.backends.base import ChatRequest
-from pytest_moegpu.checks.output import contains
+from pytest_moegpu.core.answers import contains
 from pytest_moegpu.core.evidence import Phase, RequestKind, RequestRecord
 from pytest_moegpu.core.model import KnownAnswer, ModelFacts
 from pytest_moegpu.core.prompts import recall, throughput_prompt

@@ -15,6 +15,7 @@ Run as a script with the standard library only. The variable holds JSON with the
     never_bind       never listens                   never_ready      health stays 503
     hang_health      health gets no answer, and the connection is also held by a process in a session of its own
     hang_generation  a chat request gets no event    die_mid_stream   exits with code 3 after so many tokens
+    wrong_unstreamed known prompts get a wrong answer where it is not streamed
     oom_at           dies of memory at a prompt of so many tokens
     ignore_term      SIGTERM does nothing            setsid_worker    leaves its group with a worker process
     workers          list of: setsid, double-fork, cleared (its environment), renamed (argv and environment overwritten)
@@ -22,6 +23,7 @@ Run as a script with the standard library only. The variable holds JSON with the
     pids             file that gets the pid of each process, one a line
     flood            bytes of chatter in the log     noise            bytes in the log that are no text
     flood_for_ever   chatter without end, from a thread
+    scores           how far (nat, at most) log-probabilities are from those of 0; "nan" gives none; else none are given
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import re
 import signal
@@ -36,6 +39,7 @@ import socketserver
 import sys
 import threading
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +56,10 @@ FILLER = (
 CHATTER = b"slot update_slots: id  0 | task 1 | prompt processing progress\n"
 # What a chat template adds to a prompt, in tokens.
 TEMPLATE_TOKENS = 24
+VOCABULARY = 128
 _RECALL = re.compile(r"The number of the (\w+) train is (\d+)\.")
 _ASKED = re.compile(r"What is the number of the (\w+) train\?")
+_CODE = re.compile(r"The code of the locker is (\d+)")
 
 
 def install(folder: Path) -> Path:
@@ -103,14 +109,19 @@ class Fake:
             file.write(b"+")
         return float(given[min(before, len(given) - 1)])
 
-    def words(self, messages: list[dict[str, str]], count: int) -> list[str]:
+    def words(self, messages: list[dict[str, str]], count: int, *, stream: bool = True) -> list[str]:
         """Return the answer as tokens."""
         prompt = next(m["content"] for m in reversed(messages) if m["role"] == "user")
+        wrong = self.behaviour.get("wrong") or (not stream and self.behaviour.get("wrong_unstreamed"))
+        if prompt.startswith("Count from 1"):
+            return [f" {number}," for number in range(11, 11 + count)]
+        if (code := _CODE.search(messages[0]["content"])) is not None:
+            return ["The", " code", " is", f" {code[1]}."]
         if (asked := _ASKED.search(prompt)) is not None:
             number = next((m[2] for m in _RECALL.finditer(prompt) if m[1] == asked[1]), "unknown")
             words = [f" {number}", ".", *re.findall(r" \S+", FILLER)]
         elif (known := (ANSWERS | self.behaviour.get("answers", {})).get(prompt)) is not None:
-            words = re.findall(r"\s*\S+", "I cannot tell." if self.behaviour.get("wrong") else known)
+            words = re.findall(r"\s*\S+", "I cannot tell." if wrong else known)
             return words[:count]
         else:
             words = re.findall(r"\S+\s*", self.behaviour.get("text", FILLER))
@@ -120,6 +131,20 @@ class Fake:
 def prompt_tokens(messages: list[dict[str, str]]) -> int:
     """Count tokens as a tokenizer of English would, roughly."""
     return TEMPLATE_TOKENS + round(1.3 * sum(len(m["content"].split()) for m in messages))
+
+
+def completion(ids: list[int], scores: float | str) -> dict[str, Any]:
+    """Answer with the whole vocabulary, likeliest first, by numbers that are the same for the same tokens."""
+    noise = 0.0 if scores == "nan" else float(scores)
+
+    def part(token: int, salt: int) -> float:
+        return zlib.crc32(bytes([salt, *ids, token])) / 2**32
+
+    logits = {t: 8 * part(t, 0) + noise * (2 * part(t, 1) - 1) for t in range(VOCABULARY)}
+    total = math.log(math.fsum(math.exp(logit) for logit in logits.values()))
+    ranked = sorted(logits, key=lambda t: -logits[t])
+    top = [{"id": t, "logprob": None if scores == "nan" else logits[t] - total} for t in ranked]
+    return {"completion_probabilities": [{"id": ranked[0], "logprob": top[0]["logprob"], "top_logprobs": top}]}
 
 
 class Handler(socketserver.StreamRequestHandler):
@@ -156,6 +181,10 @@ class Handler(socketserver.StreamRequestHandler):
             self._send(200, "text/plain", b"# TYPE x counter\nllamacpp:prompt_tokens_total 12\n")
         elif method == "POST" and path == "/v1/chat/completions":
             self._chat(fake, json.loads(body))
+        elif path == "/tokenize" and "scores" in fake.behaviour:
+            self._json(200, {"tokens": [byte % VOCABULARY for byte in json.loads(body)["content"].encode()]})
+        elif path == "/completion" and "scores" in fake.behaviour:
+            self._json(200, completion(json.loads(body)["prompt"], fake.behaviour["scores"]))
         else:
             self._json(404, {"error": {"message": "File Not Found"}})
 
@@ -196,6 +225,9 @@ class Handler(socketserver.StreamRequestHandler):
         if count + 1 > fake.slot_context:
             self._json(400, {"error": {"message": f"request ({count} tokens) exceeds the available context size"}})
             return
+        if not request.get("stream"):
+            self._json(200, _whole(fake.words(messages, wanted, stream=False), count, wanted))
+            return
         self._head("200 OK", "text/event-stream", "Transfer-Encoding: chunked")
         if behaviour.get("hang_generation"):
             threading.Event().wait()
@@ -215,6 +247,13 @@ class Handler(socketserver.StreamRequestHandler):
         self._event(fake, {}, usage=usage | {"prompt_tokens_details": {"cached_tokens": 0}}, timings=timings)
         self._chunk(b"data: [DONE]\n\n")
         self.wfile.write(b"0\r\n\r\n")
+
+
+def _whole(words: list[str], count: int, wanted: int) -> dict[str, Any]:
+    """Return an answer that is not streamed."""
+    message = {"role": "assistant", "content": "".join(words)}
+    choice = {"index": 0, "message": message, "finish_reason": "length" if len(words) >= wanted else "stop"}
+    return {"choices": [choice], "usage": {"completion_tokens": len(words), "prompt_tokens": count}}
 
 
 class Server(socketserver.ThreadingTCPServer):

@@ -98,8 +98,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         usage = {"prompt_tokens": prompt_tokens(body["messages"]), "completion_tokens": len(words)}
         if it.cached:
             usage |= {"prompt_tokens_details": {"cached_tokens": 0}}  # type: ignore[dict-item]
-        if not it.stream:
-            self._json(200, {"choices": [{"message": {"content": " ".join(words)}}], "usage": usage})
+        if not it.stream or body.get("stream") is False:
+            message = {"role": "assistant", "content": " ".join(words)}
+            choice = {"message": message, "finish_reason": "stop" if known else "length"}
+            self._json(200, {"choices": [choice], "usage": usage})
             return
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")

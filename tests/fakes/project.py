@@ -58,6 +58,7 @@ requests = 3
 context_fills = [0.5, 0.95]
 context_depths = [0.9, 0.1]
 context_output_tokens = 8
+axes = ["not-streamed"]
 
 [limits]
 memory_budget = "1 GiB"

@@ -52,7 +52,7 @@ def test_an_attached_server_is_judged_by_what_can_be_known(project: Project, mon
     assert evidence.identity["settings.kv_cache"] == "not known: attached"
     # The plugin's own tests of memory, baseline and placement have nothing to judge; those of speed do.
     assert f"attached {address}, on this machine, not started by this run" in text
-    assert "not judged memory, baseline, offload: not known of an attached server" in text
+    assert "not judged memory, baseline, offload, golden: not known of an attached server" in text
     assert {v.check for v in run.verdicts} == {"preflight", "output", "stability", "throughput"}
     assert {v.subject: v.outcome for v in run.verdicts if v.check == "output"}["known answers"] == "PASS"
     assert {v.subject: v.outcome for v in run.verdicts if v.check == "throughput"} == {

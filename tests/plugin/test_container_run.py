@@ -63,7 +63,7 @@ def test_a_good_run(project: Project, docker: Docker) -> None:
     runner = boxed_fake(project)
     result = project.measure("--moegpu-starts=2", token_seconds=0.006, version="1.0 (in the image)")
     assert result.ret == 0, result.stdout.str()
-    result.assert_outcomes(passed=9, skipped=4)
+    result.assert_outcomes(passed=10, skipped=5)
     record = project.last_run()
     (evidence,) = record.evidence
     container = record.scenarios[0].container

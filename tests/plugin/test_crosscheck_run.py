@@ -35,7 +35,7 @@ def test_it_is_left_out_unless_it_is_asked_for(project: Project) -> None:
 def test_the_same_answer_passes(project: Project) -> None:
     one_shot(project, "The capital of Japan is Tokyo.")
     result = project.run(*ASKED)
-    result.assert_outcomes(passed=1, deselected=13)
+    result.assert_outcomes(passed=1, deselected=15)
     result.stdout.fnmatch_lines("fake-1k *crosscheck *llama-cli *same text *PASS")
     (evidence,) = project.last_run().evidence
     assert evidence.oneshot is not None

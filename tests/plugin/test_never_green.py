@@ -232,8 +232,8 @@ def test_a_server_that_runs_out_of_memory_is_told_once_and_counts_everywhere(pro
     result = project.run("--moegpu-starts=1", "-k", "not baseline", exit_at_once={"code": 1, "lines": [line]})
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     counts = result.parseoutcomes()
-    assert (counts["failed"], counts["passed"], counts["skipped"]) == (1, 1, 7)
+    assert (counts["failed"], counts["passed"], counts["skipped"]) == (1, 1, 9)
     text = result.stdout.str()
     assert text.count("FAILED  offload: out of memory (exit code 1): ggml_backend_cuda") == 1
     assert "lower context, slots, batch" in section(text, "  next")
-    assert "worse: 6 FAILED" in text
+    assert "worse: 8 FAILED" in text

@@ -16,19 +16,19 @@ ONE_START = ("--moegpu-starts=1", "--moegpu-level=2")
 def test_a_good_run_and_all_its_reports(project: Project) -> None:
     result = project.measure("--junit-xml=junit.xml", "--benchmark-json=bench.json", token_seconds=TOKEN_SECONDS)
     assert result.ret == 0
-    result.assert_outcomes(passed=9, skipped=4)
+    result.assert_outcomes(passed=10, skipped=5)
     text = result.stdout.str()
     assert text.count("ready after") == 3, "measured more often than asked"
     assert text.count("context: 5 requests") == 1
-    assert "good: 4 NO_BASELINE, 13 PASS" in text
+    assert "good: 5 NO_BASELINE, 14 PASS" in text
     assert f"keep it as baseline: moegpu promote .moegpu/runs/{project.store.ids()[-1]}\n" in text
 
     junit = project.junit()
-    assert junit.counts == {"tests": 13, "failures": 0, "errors": 0, "skipped": 4}
+    assert junit.counts == {"tests": 15, "failures": 0, "errors": 0, "skipped": 5}
     assert junit.suite["moegpu.profile"] == "fake"
     assert junit.suite["moegpu.processor"]
     assert junit.suite["moegpu.engine"] == "llamacpp 4242 (fake)"
-    assert (junit.suite["moegpu.tests.PASS"], junit.suite["moegpu.tests.NO_BASELINE"]) == ("9", "4")
+    assert (junit.suite["moegpu.tests.PASS"], junit.suite["moegpu.tests.NO_BASELINE"]) == ("10", "5")
     assert junit.properties["test_output[fake-1k]"]["moegpu.outcome"] == "PASS"
     assert junit.properties["test_stability[fake-1k]"]["moegpu.check"] == "stability"
     decode = junit.properties["test_throughput[fake-1k-decode]"]
@@ -134,7 +134,7 @@ def test_promote_then_compare_and_a_slower_engine_is_regressed(project: Project)
 def test_without_a_baseline(project: Project) -> None:
     skipped = project.measure(*ONE_START, "-rs", "-k", "baseline and decode")
     assert skipped.ret == pytest.ExitCode.NO_TESTS_COLLECTED
-    skipped.assert_outcomes(skipped=1, deselected=12)
+    skipped.assert_outcomes(skipped=1, deselected=14)
     run = project.store.ids()[-1]
     assert "NO_BASELINE: nothing to compare with" in skipped.stdout.str()
     assert f"moegpu promote {project.store.root / run}" in skipped.stdout.str()
@@ -142,7 +142,7 @@ def test_without_a_baseline(project: Project) -> None:
 
     gated = project.measure(*ONE_START, "-k", "baseline and decode", "--moegpu-gate")
     assert gated.ret == 1
-    gated.assert_outcomes(failed=1, deselected=12)
+    gated.assert_outcomes(failed=1, deselected=14)
     assert "moegpu promote" in section(gated.stdout.str(), "NO_BASELINE  decode")
     assert "no answer: 1 NO_BASELINE" in gated.stdout.str()
 

@@ -66,9 +66,9 @@ def test_own_suites_are_collected_whatever_the_ini_file_says(project: Project) -
     project.pytester.makeini(f"[pytest]\nmoegpu_catalog = catalog\n{ini}")
     result = project.run(*QUICK)
     assert result.ret == 0
-    result.assert_outcomes(passed=4, deselected=9)
+    result.assert_outcomes(passed=4, deselected=11)
     named = project.refuse("--collect-only", "-q", "-p", "no:cacheprovider")
-    assert named.stdout.str().count("::test_") == 13
+    assert named.stdout.str().count("::test_") == 15
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_a_summary_page_that_cannot_be_written_is_told_and_changes_nothing(
 def test_a_run_without_the_junit_plugin(project: Project) -> None:
     result = project.run(*QUICK, "-p", "no:junitxml")
     assert result.ret == 0
-    result.assert_outcomes(passed=4, deselected=9)
+    result.assert_outcomes(passed=4, deselected=11)
 
 
 def test_folders_given_on_the_command_line_are_in_the_lines_to_paste(project: Project) -> None:

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from pytest_moegpu.catalog import Catalog, check_files, parse_duration
+from pytest_moegpu.core.answers import is_right
 from pytest_moegpu.core.margins import is_witness
 from pytest_moegpu.core.model import DeviceKind, Settings
+from pytest_moegpu.core.probes import probes
 from pytest_moegpu.core.units import GIB, MIB
 from pytest_moegpu.errors import CatalogError
 from tests.unit.catalog_files import MODEL, PROFILE, SCENARIO, write
@@ -94,8 +96,15 @@ def test_qwen_state_and_cache_follow_from_its_layers() -> None:
     model = Catalog.load().model("qwen3.6-35b-a3b")
     assert model.recurrent_bytes_per_slot == 30 * 32 * 128 * 128 * 4 + 30 * 3 * 8192 * 4
     assert model.kv_layers * model.kv_heads * model.head_dim * 2 * 2 == 20480
-    assert len(model.known_answers) == 10
     assert {answer.margin for answer in model.known_answers} == {None}
+
+
+def test_qwen_is_asked_its_own_questions_and_the_generated_ones_of_its_tiers() -> None:
+    asked = Catalog.load().model("qwen3.6-35b-a3b").known_answers
+    assert [answer.name for answer in asked[:2]] == ["capital-en", "formula-en"]
+    assert asked[10:] == probes(tiers=(2, 3, 4))
+    assert len(asked) >= 60
+    assert len({answer.name for answer in asked}) == len(asked)
 
 
 def test_smollm_known_answers_all_have_the_margin() -> None:
@@ -103,6 +112,12 @@ def test_smollm_known_answers_all_have_the_margin() -> None:
     assert len(model.known_answers) >= 10
     judged = [answer for answer in model.known_answers if not is_witness(answer.margin)]
     assert all(answer.margin is not None and answer.margin >= 1.6 for answer in judged)
+    generated = {probe.name: probe for probe in probes(tiers=(1,))}
+    named = [answer for answer in judged if answer.name]
+    assert len(named) >= 30
+    for answer in named:
+        probe = generated[answer.name]
+        assert (answer.prompt, answer.rule, answer.expect) == (probe.prompt, probe.rule, probe.expect)
     # One near-tie is asked on purpose, and shown: it tells which path an engine took.
     assert [a.prompt for a in model.known_answers if a not in judged] == ["What is the capital of France?"]
     assert len({answer.prompt for answer in model.known_answers}) == len(model.known_answers)
@@ -116,7 +131,8 @@ def test_no_known_answer_is_given_by_its_own_question_alone() -> None:
         for model in Catalog.load().models()
         for answer in model.known_answers
         if not is_witness(answer.margin)
-        if any(text.casefold() in answer.prompt.casefold() for text in answer.expect)
+        if is_right(answer.rule, answer.expect, answer.prompt)
+        if not answer.name.startswith("copying-")
     ]
     assert all("river" in prompt or "Rex" in prompt for prompt in echoing)
 

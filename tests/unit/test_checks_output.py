@@ -200,3 +200,28 @@ def test_questions_somebody_chose_are_judged_strictly() -> None:
     assert chosen(1, 1).outcome is Outcome.PASS
     assert (chosen(3, 4).outcome, chosen(3, 4).failed_class) == (Outcome.FAILED, FailedClass.CORRECTNESS)
     assert chosen(0, 1).reason == "0 of 1 right"
+
+
+def test_wrong_answers_have_a_rate_with_its_interval() -> None:
+    asked = answers()
+    wrong = replace(asked[0], text="The capital of France is Lyon.")
+    verdict = both((wrong, *asked[1:]))[0]
+    assert dict(verdict.lines)["rate"] == "1 of 3 wrong: 33.3 % (0.8 … 90.6 %)"
+
+
+def test_an_answer_in_the_reasoning_field_alone_is_a_fault_of_the_parser() -> None:
+    asked = answers()
+    strayed = replace(asked[0], text="", reasoning=asked[0].text)
+    verdict = both((strayed, *asked[1:]))[0]
+    assert (verdict.outcome, verdict.failed_class) == (Outcome.FAILED, FailedClass.ENVIRONMENT)
+    assert verdict.reason == (
+        "2 of 3 right; the answer is in the reasoning field only: the server's parser or template, not its kernels"
+    )
+
+
+def test_the_rule_of_a_question_decides_and_an_empty_think_pair_does_not() -> None:
+    asked = answers()
+    exact = replace(asked[0], rule="line", expect=("Paris",), text="<think>\n\n</think>\n\nParis")
+    assert both((exact, *asked[1:]))[0].outcome is Outcome.PASS
+    longer = replace(exact, text="The capital of France is Paris, I think.")
+    assert both((longer, *asked[1:]))[0].outcome is Outcome.FAILED

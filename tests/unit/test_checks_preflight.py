@@ -94,10 +94,10 @@ def test_later_failure_does_not_blame_the_device() -> None:
 
 
 def test_table_is_in_rank_order() -> None:
-    correctness_first = ["preflight", "offload", "output", "context", "memory", "stability", "throughput"]
-    assert list(CHECKS) == [*correctness_first, "crosscheck"]
+    correctness_first = ["preflight", "offload", "output", "golden", "axes", "context"]
+    assert list(CHECKS) == [*correctness_first, "memory", "stability", "throughput", "crosscheck"]
     assert [c.rank for c in CHECKS.values()] == sorted(c.rank for c in CHECKS.values())
-    assert [c.level for c in CHECKS.values()] == [1, 1, 1, 3, 2, 1, 2, 3]
+    assert [c.level for c in CHECKS.values()] == [1, 1, 1, 2, 3, 3, 2, 1, 2, 3]
 
 
 def test_a_check_of_the_device_has_it_worked() -> None:

@@ -15,6 +15,7 @@ from pytest_moegpu.core.identity import (
     not_allowed_to_vary,
     parse_varying,
     prompt_hash,
+    refusal,
     stack_changes,
 )
 from pytest_moegpu.core.model import DeviceKind, Gpu, KnownAnswer, ModelFile, Settings, Stack, Workload
@@ -221,6 +222,19 @@ def test_the_engine_word_covers_name_version_and_build() -> None:
     now = replace(BASE, engine="sglang", engine_version="0.5", engine_build="abc")
     assert len(stack_changes(BASE, now)) == 3
     assert not_allowed_to_vary(stack_changes(BASE, now), frozenset({"engine"})) == ()
+
+
+def test_a_refusal_lists_every_field_with_both_sides() -> None:
+    moved = stack_changes(BASE, replace(BASE, driver="580", cuda_driver="13.0", libraries={"cudart": "12.8"}))
+    differing = differences({"gpu.ecc": "on", "settings.batch": "512"}, {"gpu.ecc": "off", "settings.batch": "256"})
+    varying = frozenset({"driver"})
+    forbidden = not_allowed_to_vary(moved, varying)
+    assert refusal(differing, forbidden, varying) == (
+        "must match but differs: gpu.ecc on → off, settings.batch 512 → 256; "
+        "only driver may vary, but this moved: CUDA driver 12.8 → 13.0, library cublas 12.8 → absent"
+    )
+    assert refusal((), forbidden, frozenset()).startswith("only nothing may vary, but this moved: CUDA driver")
+    assert refusal((), (), varying) == ""
 
 
 def test_parse_varying() -> None:
