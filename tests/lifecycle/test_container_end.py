@@ -198,7 +198,8 @@ def test_supervisor_and_watcher_are_killed_and_stop_ends_the_container(make: Mak
     supervisor = psutil.Process(server._process.supervisor_pid)
     watcher = supervisor.parent()
     assert watcher is not None
-    # The watcher first: it would end everything at the death of the supervisor.
+    # The watcher first: it would end everything at the death of the supervisor, which would do so at the watcher's.
+    supervisor.suspend()
     watcher.kill()
     supervisor.kill()
     wait_for(lambda: not supervisor.is_running(), "the death of the supervisor")
