@@ -96,6 +96,7 @@ class Tree:
         self.whole = LINUX and set_attribute(PR_SET_CHILD_SUBREAPER, 1)
         self.pid: int | None = None
         self.code: int | None = None
+        self._first: subprocess.Popen[bytes] | None = None
 
     def launch(self, argv: Sequence[str], environment: Mapping[str, str], folder: str, output: int) -> int:
         """Start the server in a session of its own, with `output` as stdout and stderr; returns its pid.
@@ -113,7 +114,8 @@ class Tree:
                 if os.getppid() != supervisor:
                     os._exit(1)
 
-        process = subprocess.Popen(
+        # Kept, for a Popen that is let go collects its process, and with it the exit code of one that died at once.
+        self._first = subprocess.Popen(
             argv,
             env=environment,
             cwd=folder,
@@ -123,8 +125,8 @@ class Tree:
             start_new_session=True,
             preexec_fn=before_exec,
         )
-        self.pid = process.pid
-        return process.pid
+        self.pid = self._first.pid
+        return self.pid
 
     def reap(self) -> bool:
         """Collect the dead, keep the exit code of the server's first process; False when there is no child left."""

@@ -168,8 +168,8 @@ def await_order(orders: Orders, signals: Signals, starter: Starter) -> bool:
 def attend(tree: Any, orders: Orders, signals: Signals, starter: Starter, log: Any) -> float:
     """Wait until the tree is to be ended, for whatever reason; returns the grace it gets, in seconds."""
     while True:
-        tree.reap()
-        if tree.code is not None:
+        # Without any child the server is dead as well, whoever collected it.
+        if not tree.reap() or tree.code is not None:
             # Before the death is told, its cause must be in the log.
             log.settle()
             say(event="exited", code=tree.code)

@@ -391,6 +391,30 @@ def test_who_is_no_descendant_gets_no_signal_and_is_not_called_killed(
             stranger.kill()
 
 
+# The server is dead before the supervisor has done anything with it.
+LATE = """
+import time
+class Late(module.subprocess.Popen):
+    def __init__(self, *args, **named):
+        super().__init__(*args, **named)
+        time.sleep(0.3)
+        {then}
+module.subprocess.Popen = Late
+"""
+
+
+@pytest.mark.parametrize(("then", "code"), [("", 9), ("os.waitpid(self.pid, 0)", None)], ids=["at-once", "collected"])
+def test_the_death_of_a_server_that_dies_before_it_is_looked_at_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str, code: int | None
+) -> None:
+    changed(tmp_path, monkeypatch, patch=LATE.format(then=then))
+    process = ServerProcess(["sh", "-c", "echo last words; exit 9"], os.environ, tmp_path / "server.log", tmp_path)
+    assert process.wait(10.0)
+    assert process.exit_code == code
+    assert tail(tmp_path / "server.log") == ("last words",)
+    assert process.stop() == StopReport(exit_code=code)
+
+
 REFUSED = "module.proctree.Tree._signal = lambda *_: set()\nmodule.proctree.KILL_WAIT_SECONDS = 0.3"
 
 
