@@ -45,6 +45,7 @@ def texts(size: int) -> dict[str, str]:
     return {
         "prose": filled(prose),
         "code": filled(code),
+        "prose, code and Chinese in turn": filled([*prose, *code, *chinese]),
         "Chinese": filled(chinese),
         "one letter": "a" * size,
         "two letters, one change": "ab" * (half // 2) + "c" + "ab" * (half // 2),

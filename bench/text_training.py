@@ -1,4 +1,4 @@
-"""Text of a healthy model, to train the word model from: many prompts, at temperature 0 and 0.7, four at once.
+"""Text of a healthy model, to train the word model from: many prompts, at temperatures 0 to 1, four at once.
 
     python -m bench.text_training --url http://127.0.0.1:8080 --seconds 250 OUT.jsonl
 
@@ -42,6 +42,34 @@ FORMS = (
     "Plan a weekend around {}.",
     "Write an advertisement for {}.",
     "Explain the science behind {} to a student.",
+    "Write a joke about {}.",
+    "Explain {} in simple words.",
+    "Write a JSON object that describes {}.",
+    "Write a play scene about {}.",
+    "Write a Python function about {}.",
+    "Write a diary entry of a person who loves {}.",
+    "Make a table comparing {} and {}.",
+    "Give me a recipe inspired by {}.",
+    "Write a blog post about {}.",
+    "Write a short biography of an expert in {}.",
+    "Write a haiku about {}.",
+    "Translate a sentence about {} into French and explain it.",
+    "Write a {} guide connected with {}.",
+    "Give ten tips about {}.",
+    "Tell a short story about {}.",
+    "List ten facts about {}.",
+    "Write a fairy tale about {}.",
+    "Summarise the economics of {}.",
+    "Describe {} to an alien.",
+    "What is the history of {}?",
+    "Write instructions for repairing something used in {}.",
+    "Write a dialogue between two people about {}.",
+    "Write an HTML page about {}.",
+    "Write a regular expression related to {} and explain it.",
+    "Write a technical specification for {}.",
+    "Write a formal report on {}.",
+    "How do I start with {}? Give me steps.",
+    "Write a Java class for {}.",
 )
 _TOPICS = """
     gardens, music, rivers, old books, bicycles, bread, the sea, winter, cities, mathematics, birds, hospitals,
@@ -51,6 +79,7 @@ _TOPICS = """
     markets, islands, medicine, energy, robots, theatre, fishing, steel, libraries, dreams, museums, ships,
     planets, soil, exercise
 """
+TEMPERATURES = (0.0, 0.7, 0.3, 0.7, 1.0)
 TOPICS = [topic.strip() for topic in _TOPICS.split(",")]
 
 
@@ -87,7 +116,7 @@ def main() -> None:
         if time.monotonic() > end:
             return None
         prompt = FORMS[number % len(FORMS)].format(*chance.sample(TOPICS, 2))
-        temperature = (0.7, 0.0)[number % 5 == 0]
+        temperature = TEMPERATURES[number % len(TEMPERATURES)]
         text = ask(args.url, prompt, temperature, number)
         return None if loops(text) else {"prompt": prompt, "temperature": temperature, "text": text}
 

@@ -16,13 +16,14 @@ from pytest_moegpu.core.textasked import Asked
 from pytest_moegpu.core.textbytes import byte_noise, mojibake, special_tokens
 from pytest_moegpu.core.textfinding import DOUBTFUL, Finding, TextVerdict, verdict
 from pytest_moegpu.core.textforms import ascii_noise, decay, glued, han_salad, random_pieces, script_salad
-from pytest_moegpu.core.textloops import inner_loops, periodic_tail, repetition
+from pytest_moegpu.core.textloops import echoes, inner_loops, periodic_tail, repetition
 from pytest_moegpu.core.textruns import RULER, in_place, run_strength
 from pytest_moegpu.core.textsalad import word_salad
 
 __all__ = ["examine"]
 
-_RUN = re.compile(r"(.)\1{11,}", re.DOTALL)
+_LEAST_RUN = 12
+_RUN = re.compile(r"(.)\1+", re.DOTALL)
 _THINK = re.compile(r"\s*<think>\s*</think>\s*")
 # Samples of a healthy model average above -2 nat a token; salad of a temperature fault lies far below.
 _UNLIKELY = -4.0
@@ -63,6 +64,7 @@ def examine(
     found = [
         *_runs(text, asked, finish_reason),
         *periodic_tail(text, asked, finish_reason),
+        *echoes(text, asked),
         *inner_loops(text, asked),
         *byte_noise(text, prompt),
         *mojibake(text, asked),
@@ -103,13 +105,25 @@ def _numbers(logprobs: Sequence[float | None] | None) -> Iterator[Finding]:
         )
 
 
+def _matches(text: str) -> Iterator[re.Match[str]]:
+    """Find the runs by comparing every character with the next one at once."""
+    import numpy as np
+
+    points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+    changes = np.concatenate(([-1], np.flatnonzero(points[1:] != points[:-1]), [len(points) - 1]))
+    for at in changes[:-1][np.diff(changes) >= _LEAST_RUN]:
+        match = _RUN.match(text, int(at) + 1)
+        if match:
+            yield match
+
+
 def _runs(text: str, asked: Asked, finish_reason: str | None) -> Iterator[Finding]:
     """Find the worst run of one character that the prompt does not ask for."""
     begin, end = len(text) - len(text.lstrip()), len(text.rstrip())
     wordy = re.search(r"[^\W_]{3}", text) is not None
     excused: dict[str, bool] = {}
     worst: Finding | None = None
-    for match in _RUN.finditer(text):
+    for match in _matches(text):
         character, length = match[1], match.end() - match.start()
         share, at_end = length / max(1, end - begin), match.end() >= end
         endless = at_end and finish_reason == "length"

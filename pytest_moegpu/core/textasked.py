@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from functools import cached_property
+
+from pytest_moegpu.core.textlexicon import ENGLISH
 
 __all__ = ["DRAW", "LANGUAGES", "Asked", "asked_many"]
 
@@ -20,7 +23,8 @@ LANGUAGES = re.compile(r"languages|translat|alphabet|scripts?\b|unicode|greet|mu
 _ENCODED = re.compile(
     r"base\s?(?:16|32|58|64|85)|\bhex|encod|encrypt|cipher|rot13|hash|sha-?\d|md5|uuid|guid|token|password|passphrase|"
     r"\bkeys?\b|signature|certificate|\bpem\b|random|regex|regular expression|minif|obfuscat|compress|dna\b|rna\b|"
-    r"protein|genom|nucleotide|\bsmiles\b|morse|binary|bytes?\b|dump|chess|\bpgn\b|\bfen\b|brainfuck|golf|serial|"
+    r"protein|genom|nucleotide|\bsmiles\b|morse|binary|bytes?\b|dump|\bpgn\b|\bfen\b|brainfuck|golf|serial|"
+    r"chess (?:moves|notation|opening|game)|(?:moves|notation|opening|game) (?:of|in) (?:a )?chess|"
     r"assembl|scramble|anagram|jumbl|gibberish|nonsense|lorem|placeholder|pseudoword|tongue|onomatop|verlan|pig latin",
     re.IGNORECASE,
 )
@@ -46,6 +50,15 @@ _VERSE = re.compile(
     re.IGNORECASE,
 )
 
+_STEM = re.compile(r"\b([a-z]{4,5})[a-z]*")
+_SMALL = frozenset(ENGLISH)
+# A long prompt shares words with any text.
+_MOST_STEMS = 60
+
+
+def _stems(text: str) -> frozenset[str]:
+    return frozenset(m[1] for m in _STEM.finditer(text.lower()) if m[0] not in _SMALL)
+
 
 class Asked:
     """One prompt, read once; the questions are answered when they are put."""
@@ -60,6 +73,16 @@ class Asked:
         self.numbers = _NUMBERS.search(prompt) is not None
         self.verse = _VERSE.search(prompt) is not None
         self.many = _REPEAT.search(prompt) is not None
+
+    @cached_property
+    def stems(self) -> frozenset[str]:
+        """The first five letters of the words that the prompt is about; none of a long prompt."""
+        stems = _stems(self.prompt)
+        return stems if len(stems) <= _MOST_STEMS else frozenset()
+
+    def shares(self, text: str) -> int | None:
+        """Return how many words of the prompt come back in a text; None where the prompt is about nothing told."""
+        return len(self.stems & _stems(text)) if self.stems else None
 
     def repeats(self, unit: str) -> float:
         """How far the prompt asks for many of `unit`: 1 by name, 0.5 by asking for some repetition, 0 not at all."""

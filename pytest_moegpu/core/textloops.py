@@ -11,7 +11,7 @@ from pytest_moegpu.core.textasked import Asked
 from pytest_moegpu.core.textfinding import DOUBTFUL, Finding
 from pytest_moegpu.core.textruns import RULER
 
-__all__ = ["inner_loops", "periodic_tail", "repetition"]
+__all__ = ["echoes", "inner_loops", "periodic_tail", "repetition"]
 
 # A loop long enough to judge has its period well inside these; both bound the time.
 _TAIL = 4000
@@ -19,9 +19,9 @@ _PERIOD_MAX = 500
 _GRID = frozenset("01 \t\n,;|.()[]{}")
 _REFRAIN_MAX = 8
 
-_WINDOW = 2000
+_WINDOW = 1300
 # A window that deflates to less may be a loop: it is looked at closely, a few times at most.
-_LOOP_RATIO = 0.06
+_LOOP_RATIO = 0.08
 _LOOKS = 24
 
 # Healthy answers keep more than 0.58 of their runs of four words distinct; loops fewer than a half.
@@ -31,6 +31,9 @@ _SHINGLE = 10
 _SHINGLES_BAD = 0.62
 _SHINGLES_DOUBTFUL = 0.48
 _LAST = 240
+# Five times may be said in excitement, eight times hardly.
+_ECHO = re.compile(r"\b([^\W\d_]{3,24})(?:\s+\1\b){4,}")
+_ECHOES_BAD = 8
 _RULED = re.compile(r"\|  |([^\w\s])\1{11}|\.{8}|_{8}")
 
 
@@ -142,6 +145,22 @@ def inner_loops(text: str, asked: Asked) -> Iterator[Finding]:
             return
         looks += 1
         if looks == _LOOKS:
+            return
+
+
+def echoes(text: str, asked: Asked) -> Iterator[Finding]:
+    """Find one word five times or more in a row in a text too short for `inner_loops`."""
+    if len(text) >= 3 * _WINDOW or asked.many or asked.alike or asked.verse or asked.encoded:
+        return
+    for match in _ECHO.finditer(text):
+        times = len(match[0].split())
+        if match[1].casefold() not in asked.prompt.casefold():
+            yield Finding(
+                name="inner-loop",
+                strength=0.9 if times >= _ECHOES_BAD else DOUBTFUL,
+                position=match.start(),
+                detail=f"{match[1]!r} {times} times in a row",
+            )
             return
 
 

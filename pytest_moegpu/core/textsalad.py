@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from itertools import islice
@@ -15,23 +17,39 @@ from pytest_moegpu.core.textfinding import DOUBTFUL, Finding
 from pytest_moegpu.core.textmodel import shipped_model
 from pytest_moegpu.core.textwords import MEASURES, Sums, Tokens, blocks, measures, sums
 
-__all__ = ["BAD_FROM", "DOUBTFUL_FROM", "judged", "network", "score", "word_salad"]
+__all__ = ["BAD_FROM", "DOUBTFUL_FROM", "Stretch", "judged", "network", "score", "strangest", "word_salad"]
 
-# Log-odds, from the cross-validation of `bench/text_classes.py`.
-BAD_FROM = 3.3
-DOUBTFUL_FROM = 1.4
+BAD_FROM = 1.6
+"""Log-odds from which a stretch is salad, from the cross-validation of `bench/text_classes.py`."""
+
+DOUBTFUL_FROM = -1.1
+"""Log-odds from which it may be salad."""
+
 # Above these lengths a text is judged in pieces, and the end by itself.
 _WHOLE = 700
 _PIECE = 350
 _LONG = 20_000
-_LONG_PIECE = 600
-# Of a long text one piece in three is read, to keep to 2 MB/s: salad of 2,400 characters always fills one.
-_LONG_STEP = 3
+_LONG_PIECE = 400
+# Of a long text one piece in four is read, to keep to 2 MB/s: salad of 2,000 characters always fills one.
+_LONG_STEP = 4
 _END = 180
 _LEAST_LETTERS = 24
 _LEAST_WORDS = 8
-_FEW_WORDS = 12
+_FEW_WORDS = 14
+# Talk of few words that are all known: exclamations and answers of a word have an order of their own.
+_TALK = 20
 _FEWEST_SURE = 9
+# Salad is of nothing that was asked; of an answer to no prompt less is known, and more must speak against it.
+_SHARED = 1.5
+_NONE_SHARED = -0.5
+_NO_PROMPT = 1.3
+_MOST_ALLOWED = 2.0
+# A short answer may well use no word of the question.
+_ANSWER = 20
+# English of small words alone is not written; this much is suspect, whatever the network says.
+_SMALL_WORDS = 0.87
+_LEAST_SMALL = 25
+_SMALL_ODDS = 1.0
 _MARKUP = re.compile(
     r"\b(?:SELECT|FROM|WHERE|INSERT INTO|CREATE TABLE|GROUP BY)\b[^.]*\b(?:FROM|WHERE|VALUES|ON|AS|INT|BY|JOIN)\b"
     r"|https?://|apt-get|[├└│]──|</\w+>"
@@ -89,10 +107,21 @@ def judged(s: Sums, text: str) -> bool:
     return not (s.digits > 0.06 * s.solid and longest > 24 and s.upper > 0.2 * s.latin)
 
 
-def word_salad(text: str, asked: Asked) -> Iterator[Finding]:
-    """Find stretches that are neither English nor code nor another language of Latin script."""
+@dataclass(frozen=True, kw_only=True)
+class Stretch:
+    """The stretch of a text that is likest to salad: where, its text and counts, and the log-odds that it is one."""
+
+    position: int
+    text: str
+    counts: Sums
+    odds: float
+    faded: bool
+
+
+def strangest(text: str, asked: Asked) -> Stretch | None:
+    """Return the stretch that is likest to salad; None where the model cannot speak of the text."""
     if asked.encoded or asked.many:
-        return
+        return None
     import numpy as np
 
     model = shipped_model()
@@ -100,7 +129,7 @@ def word_salad(text: str, asked: Asked) -> Iterator[Finding]:
     pieces: list[tuple[int, str, Sums]] = []
     size = _PIECE if len(text) <= _LONG else _LONG_PIECE
     if len(text) <= _WHOLE:
-        pieces.append((0, text, sums(text, model)))
+        pieces.append((0, text, sums(text, model, classes)))
     else:
         step = _LONG_STEP if len(text) > _LONG else 1
         chosen = islice(blocks(text, size), 0, None, step)
@@ -109,34 +138,54 @@ def word_salad(text: str, asked: Asked) -> Iterator[Finding]:
         at = len(text.rstrip()) - _END
         end = text[at:]
         at += max(end.find(" ") + 1, 0)
-        pieces.append((at, text[at:], sums(text[at:], model)))
+        pieces.append((at, text[at:], sums(text[at:], model, classes)))
     pieces = [each for each in pieces if judged(each[2], each[1])]
     if not pieces:
-        return
+        return None
     scores = score([measures(s) for _, _, s in pieces])
     # Among many pieces the strangest of a whole text is stranger.
-    allowance = 0.0 if len(pieces) < 4 else 0.6 if len(pieces) < 12 else 1.2
+    allowance = min(0.4 * math.log2(len(pieces)), _MOST_ALLOWED) if len(pieces) >= 4 else 0.0
     # Few words may be names, statements and queries are what they seem, and clean words that come again are
     # what loops are judged by.
     doubts = [
         (s.words < _FEW_WORDS)
         + 2.0 * (len(_STATEMENT.findall(piece)) >= 2)
         + 1.5 * bool(_MARKUP.search(piece))
+        + 2.5 * (s.words < _TALK and s.known > 0.8 * s.latin and s.odd + s.strange == 0)
         + (s.known > 0.7 * s.latin and s.neighbours < 0.8 * s.words and s.odd + s.strange == 0)
         for _, piece, s in pieces
     ]
     scores = scores - np.array(doubts)
+    small = [s.words >= _LEAST_SMALL and s.english > _SMALL_WORDS * s.words for _, _, s in pieces]
+    scores = np.where(small, np.maximum(scores, _SMALL_ODDS), scores)
     worst = int(scores.argmax())
     # Verse has an order of words of its own.
-    odds = float(scores[worst]) - allowance - asked.verse
-    if odds < DOUBTFUL_FROM:
-        return
     position, piece, s = pieces[worst]
-    sure = odds >= BAD_FROM and s.words >= _FEWEST_SURE and not _MARKUP.search(piece)
+    shared = asked.shares(piece)
+    strange = _NONE_SHARED if s.words >= _ANSWER else 0.0
+    answer = _NO_PROMPT if shared is None else _SHARED * min(shared, 2) if shared else strange
+    odds = float(scores[worst]) - allowance - asked.verse - answer
     early = position > 60 and len(pieces) > 1
-    yield Finding(
-        name="fade" if early and float(scores[0]) < 0 and position + len(piece) >= len(text.rstrip()) else "word-salad",
-        strength=min(0.8 + (odds - BAD_FROM) / 20, 1.0) if sure else DOUBTFUL,
+    return Stretch(
         position=position,
-        detail=f"{s.words} words, {s.known / max(s.latin, 1):.0%} of the letters in known ones: {piece.strip()[:40]!r}",
+        text=piece,
+        counts=s,
+        odds=odds,
+        faded=early and float(scores[0]) < 0 and position + len(piece) >= len(text.rstrip()),
+    )
+
+
+def word_salad(text: str, asked: Asked) -> Iterator[Finding]:
+    """Find stretches that are neither English nor code nor another language of Latin script."""
+    worst = strangest(text, asked)
+    if worst is None or worst.odds < DOUBTFUL_FROM:
+        return
+    s = worst.counts
+    sure = worst.odds >= BAD_FROM and s.words >= _FEWEST_SURE and not _MARKUP.search(worst.text)
+    yield Finding(
+        name="fade" if worst.faded else "word-salad",
+        strength=min(0.8 + (worst.odds - BAD_FROM) / 20, 1.0) if sure else DOUBTFUL,
+        position=worst.position,
+        detail=f"{s.words} words, {s.known / max(s.latin, 1):.0%} of the letters in known ones:"
+        f" {worst.text.strip()[:40]!r}",
     )

@@ -96,7 +96,7 @@ class Tokens(dict[str, int]):
         return number
 
 
-def sums(text: str, model: WordModel, classes: dict[str, int] | None = None) -> Sums:
+def sums(text: str, model: WordModel, classes: Tokens) -> Sums:
     """Count one stretch of text; `classes` keeps what is known of tokens from one stretch to the next."""
     import numpy as np
 
@@ -108,8 +108,7 @@ def sums(text: str, model: WordModel, classes: dict[str, int] | None = None) -> 
     for word, times in repeated.items():
         for language in _FOREIGN.get(word, ()):
             languages[language] += times
-    known = Tokens() if classes is None else classes
-    ids = np.array([known[t] for t in tokens], dtype=np.int64)
+    ids = np.array([classes[t] for t in tokens], dtype=np.int64)
     information = model.pairs[ids[:-1], ids[1:]]
     both = (ids[:-1] >= FIRST_WORD) & (ids[1:] >= FIRST_WORD)
     c = character_classes(text)

@@ -57,28 +57,35 @@ def test_the_corpus_is_judged_within_the_limits() -> None:
         elif row["label"] == "good":
             good[found] += 1
     assert (visible.total(), good.total()) == (274, 460)
-    assert visible["bad"] >= 240
-    assert visible["good"] <= 12
+    assert visible["bad"] >= 0.9 * 274
+    assert visible["good"] <= 0.03 * 274
     assert good["bad"] <= 0.005 * 460
     assert good["suspect"] <= 0.03 * 460
 
 
 LONG = "\n\n".join(
-    f"{PLAIN} Chapter {i} tells of year {1700 + i}, when {i * 37} people lived there." for i in range(900)
+    f"{PLAIN} Chapter {i} tells of year {1700 + i}, when {i * 37} people lived there." for i in range(6700)
 )
 FAULTS = [
     text for name, text, _ in BROKEN if name in ("sentence loop", "random words", "one letter", "pads", "NUL bytes")
 ]
 
 
+@pytest.fixture(scope="module")
+def _whole_megabyte() -> None:
+    assert len(LONG) >= 1_000_000
+    assert verdict(examine(LONG, "Write a chronicle.")) is TextVerdict.GOOD
+
+
+@pytest.mark.usefixtures("_whole_megabyte")
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_in_the_middle_of_a_long_text_is_found_where_it_is(fault: str) -> None:
-    middle = len(LONG) // 2
-    fault = fault if len(fault) < 10 * len(set(fault)) and "\x00" in fault else fault * (3000 // len(fault))
+@pytest.mark.parametrize("shift", [0, 700])
+def test_a_fault_of_2000_characters_in_a_million_is_found_where_it_is(fault: str, shift: int) -> None:
+    middle = len(LONG) // 2 + shift
+    fault = (fault * (2000 // len(fault) + 1))[:2000]
     found = examine(LONG[:middle] + fault + LONG[middle:], "Write a chronicle.")
     assert verdict(found) is TextVerdict.BAD
     assert middle - 1500 <= found[0].position <= middle + len(fault)
-    assert verdict(examine(LONG, "Write a chronicle.")) is TextVerdict.GOOD
 
 
 @pytest.mark.parametrize("lost", [None, math.nan, math.inf, -math.inf])
