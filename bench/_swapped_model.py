@@ -1,9 +1,10 @@
-"""Starts a server with another model file than it is told: a stack that computes with other weights than those on disk.
+"""Starts a server with another model than it is told: a stack that computes with other weights than those on disk.
 
     python _swapped_model.py ORDER.txt PROGRAM [ARGUMENT …]
 
-ORDER.txt holds the path of the file that takes the place of the argument of `-m` or `--model`; where it is empty,
-nothing changes. The path that the server gets is written to ORDER.txt.used, so that nobody has to believe it.
+ORDER.txt holds the path of the file or folder that takes the place of the argument of `-m`, `--model`, `--model-path`
+or `serve`; where it is empty, nothing changes. The path that the server gets is written to ORDER.txt.used, so that
+nobody has to believe it.
 The plugin's command line stays the same whatever the injury, so that every run has the identity of the healthy one.
 """
 
@@ -15,10 +16,13 @@ from pathlib import Path
 
 __all__ = ["replaced", "used"]
 
+_BEFORE = ("-m", "--model", "--model-path", "serve")
+
 
 def models(argv: list[str]) -> list[int]:
-    """Return where model files stand. Python's own `-m` is followed by the name of a module."""
-    return [n for n, word in enumerate(argv) if n and argv[n - 1] in ("-m", "--model") and word.endswith(".gguf")]
+    """Return where models stand. Python's own `-m` is followed by the name of a module."""
+    places = [n for n, before in enumerate(argv, 1) if before in _BEFORE and n < len(argv)]
+    return [n for n in places if argv[n].endswith(".gguf") or (Path(argv[n]) / "config.json").is_file()]
 
 
 def replaced(argv: list[str], model: str) -> list[str]:

@@ -165,6 +165,7 @@ SCENARIOS: Table = {
             "axis_prompt_tokens": Key(v.listed(v.whole(1), least=1)),
             "axis_requests": Key(v.whole(1)),
             "axis_idle": Key(v.parse_duration, to="axis_idle_seconds"),
+            "known_answers": Key(v.whole(1)),
         }
     ),
     "limits": Sub(_LIMITS),
@@ -289,8 +290,7 @@ def scenario_of(read: Mapping[str, Any]) -> Scenario:
         UserError: Values that contradict each other.
     """
     settings, workload = Settings(**read["settings"]), Workload(**read.get("workload", {}))
-    needed = workload.prompt_tokens + workload.output_tokens
-    if needed > settings.context:
+    if workload.prompt_tokens + workload.output_tokens > settings.context:
         raise UserError(
             f"workload.prompt_tokens: {workload.prompt_tokens} and {workload.output_tokens} output tokens "
             f"do not fit settings.context = {settings.context}"

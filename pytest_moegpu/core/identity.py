@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, fields
 
 from pytest_moegpu.core.margins import is_witness
 from pytest_moegpu.core.model import DeviceKind, Gpu, KnownAnswer, ModelFile, Settings, Stack, Workload
+from pytest_moegpu.core.probemargins import few
 from pytest_moegpu.core.prompts import recall, throughput_prompt
 from pytest_moegpu.core.units import GIB, format_bytes
 from pytest_moegpu.errors import UserError, nearest
@@ -133,7 +134,7 @@ def prompt_hash(workload: Workload, known_answers: tuple[KnownAnswer, ...]) -> s
     The margin of a known answer is left out: it is a note about the model, and changes nothing that is sent. So are
     witnesses, which judge nothing: one more of them keeps baselines from before comparable.
     """
-    judged = (a for a in known_answers if not is_witness(a.margin))
+    judged = (a for a in few(known_answers, workload.known_answers) if not is_witness(a.margin))
     answers = [
         {"prompt": a.prompt, "expect": a.expect, "max_tokens": a.max_tokens}
         | ({"rule": a.rule} if a.rule != KnownAnswer.rule else {})
@@ -142,7 +143,8 @@ def prompt_hash(workload: Workload, known_answers: tuple[KnownAnswer, ...]) -> s
     # A sample of what the generator writes, so that a change of its sentences is a change of the prompts.
     written = (throughput_prompt(512, 12.0, workload.seed), asdict(recall(512, 12.0, 0.5, workload.seed)))
     # What is asked under other conditions is judged by itself, and changes no speed.
-    measured = {key: value for key, value in asdict(workload).items() if key != "axes" and not key.startswith("axis_")}
+    left_out = ("axes", "known_answers")
+    measured = {k: value for k, value in asdict(workload).items() if k not in left_out and not k.startswith("axis_")}
     sent = {"workload": measured, "known_answers": answers, "written": written}
     text = json.dumps(sent, sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode("ascii")).hexdigest()

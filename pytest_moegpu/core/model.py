@@ -254,6 +254,7 @@ class Workload:
     axis_prompt_tokens: tuple[int, ...] | None = None
     axis_requests: int | None = None
     axis_idle_seconds: float | None = None
+    known_answers: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,8 +311,7 @@ class LaunchSpec:
     """Everything a backend needs to write a command line.
 
     `devices` are indexes in PCI bus order, or UUIDs (MIG). `scratch` is a folder of this start alone, which is there.
-    `compute_capability` is the lowest of the devices, such as 8.6. `flags` are those the installed program says it has,
-    where the backend needed to know; empty when they are not known.
+    `compute_capability` is the lowest of the devices, such as 8.6. `flags` are those it has; empty when not known.
     """
 
     program: tuple[str, ...]

@@ -8,10 +8,11 @@ from dataclasses import replace
 
 from pytest_moegpu.core.answers import is_right
 from pytest_moegpu.core.evidence import Part, RequestKind, RequestRecord, StartEvidence
+from pytest_moegpu.core.margins import is_witness
 from pytest_moegpu.core.model import KnownAnswer
 from pytest_moegpu.core.probekinds import KINDS
 
-__all__ = ["LEAST_MARGIN", "calibrated", "is_candidate", "joined", "margin_of", "margins_of"]
+__all__ = ["LEAST_MARGIN", "calibrated", "few", "is_candidate", "joined", "margin_of", "margins_of"]
 
 LEAST_MARGIN = 1.6
 """Smallest gap (nat) with which an answer counts.
@@ -33,6 +34,15 @@ def calibrated(answers: Iterable[KnownAnswer], margins: Mapping[str, float]) -> 
         replace(answer, margin=margins.get(answer.name)) if answer.name and answer.margin is None else answer
         for answer in answers
     )
+
+
+def few(answers: Sequence[KnownAnswer], count: int | None) -> tuple[KnownAnswer, ...]:
+    """Return at most `count` answers that judge, spread evenly over their list, and every witness; None: all."""
+    judging = [place for place, answer in enumerate(answers) if not is_witness(answer.margin)]
+    if count is None or len(judging) <= count:
+        return tuple(answers)
+    kept = {judging[number * len(judging) // count] for number in range(count)}
+    return tuple(a for place, a in enumerate(answers) if place in kept or is_witness(a.margin))
 
 
 def margin_of(record: RequestRecord) -> float | None:

@@ -70,7 +70,7 @@ class Attributor:
         wrong = next((v for v in verdicts if _wrong(v)), None)
         if wrong is None:
             return verdicts
-        answers = (*answers_of(self.target, self.references.folder, scenario.name), *own)
+        answers = (*answers_of(self.target, self.references.folder, scenario), *own)
         trials = _Trials(
             of=self,
             scenario=scenario,

@@ -172,7 +172,7 @@ class Session:
         workload = Workload(
             server=server,
             scenario=scenario,
-            answers=(*answers_of(self.target, self.options.baselines, scenario.name), *needs.answers),
+            answers=(*answers_of(self.target, self.options.baselines, scenario), *needs.answers),
             context_tokens=tuple(sorted(fills | needs.context_tokens)),
             recall_reach=self.target.model.recall_reach,
             enter=lambda _phase: None,

@@ -57,7 +57,7 @@ def judged_good(record: RunRecord, profile: str, text: str) -> StartEvidence:
             outcomes.setdefault(verdict.check, set()).add(verdict.outcome)
     assert outcomes.pop("baseline", {Outcome.NO_BASELINE}) == {Outcome.NO_BASELINE}, text
     assert outcomes.pop("throughput", {Outcome.PASS}) == {Outcome.PASS}, text
-    judged = ("preflight", "offload", "output", "context", "memory", "stability")
+    judged = ("preflight", "offload", "output", "axes", "context", "memory", "stability")
     assert outcomes == {check: {Outcome.PASS} for check in judged}, text
     decode = next(v for v in record.verdicts if (v.check, v.metric) == ("throughput", "decode"))
     assert decode.value is not None

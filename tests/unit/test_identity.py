@@ -254,3 +254,11 @@ def test_parse_varying() -> None:
 def test_parse_varying_refuses_other_words(text: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         parse_varying(text)
+
+
+def test_asking_fewer_known_answers_changes_the_prompts_and_asking_at_most_as_many_as_there_are_does_not() -> None:
+    answers = tuple(KnownAnswer(prompt=f"What is {number}?", expect=(str(number),)) for number in range(5))
+    everything = prompt_hash(Workload(), answers)
+    assert prompt_hash(Workload(known_answers=5), answers) == everything
+    assert prompt_hash(Workload(known_answers=2), answers) == prompt_hash(Workload(), (answers[0], answers[2]))
+    assert prompt_hash(Workload(known_answers=2), answers) != everything

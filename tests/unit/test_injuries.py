@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from bench._injuries import INJURIES, Injury, injure
 from bench._patient import opened
+from bench._safetensors import negate_blocks, swap_layers
 from bench._swapped_model import replaced, used
 from bench.injury import ORDERS, ROOT, Project, Row, markdown, row_of
 from bench.moe import Step, distance
@@ -309,3 +314,52 @@ def test_a_distance_is_that_of_the_common_path_and_names_the_gap_where_it_ends()
     assert found.largest == pytest.approx(0.3)
     with pytest.raises(ValueError, match="no common token"):
         distance([[Step("a", 0, 0)]], [[Step("b", 0, 0)]])
+
+
+def test_a_folder_is_replaced_too_behind_whatever_names_it(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    folder = str(tmp_path)
+    assert replaced(["vllm", "serve", folder, "--port", "1"], "/x") == ["vllm", "serve", "/x", "--port", "1"]
+    assert replaced(["server", "--model-path", folder], "/x") == ["server", "--model-path", "/x"]
+    assert replaced(["serve", "help"], "/x") == ["serve", "help"]
+
+
+def saved(folder: Path, layers: int) -> dict[str, npt.NDArray[np.uint16]]:
+    """Write a folder of BF16 weights with one row of 64 numbers a matrix; return them by name."""
+    parts = [f"self_attn.{p}_proj" for p in "qkvo"] + [f"mlp.{p}_proj" for p in ("gate", "up", "down")]
+    random = np.random.default_rng(1)
+    names = [f"model.layers.{layer}.{part}.weight" for layer in range(layers) for part in parts]
+    tensors = {name: random.integers(0, 2**16, 64, dtype=np.uint16) for name in [*names, "model.norm.weight"]}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    for number, name in enumerate(tensors):
+        header[name] = {"dtype": "BF16", "shape": [1, 64], "data_offsets": [number * 128, number * 128 + 128]}
+    text = json.dumps(header).encode()
+    body = b"".join(tensor.tobytes() for tensor in tensors.values())
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + body)
+    return tensors
+
+
+def read_back(folder: Path, before: dict[str, npt.NDArray[np.uint16]]) -> dict[str, npt.NDArray[np.uint16]]:
+    data = (folder / "model.safetensors").read_bytes()[-128 * len(before) :]
+    return {name: np.frombuffer(data, np.uint16, 64, number * 128) for number, name in enumerate(before)}
+
+
+def test_layers_of_a_folder_change_places_and_nothing_else_moves(tmp_path: Path) -> None:
+    before = saved(tmp_path, 3)
+    swap_layers(tmp_path, 0, 2)
+    other = {"0": "2", "2": "0"}
+    for name, tensor in read_back(tmp_path, before).items():
+        words = name.split(".")
+        words[2] = other.get(words[2], words[2])
+        assert (tensor == before[".".join(words)]).all()
+
+
+def test_blocks_of_a_folder_are_negated_whole_and_only_in_matrices_of_layers(tmp_path: Path) -> None:
+    before = saved(tmp_path, 3)
+    negate_blocks(tmp_path, 0.5)
+    changed = {name: (tensor ^ before[name]).reshape(2, 32) for name, tensor in read_back(tmp_path, before).items()}
+    assert not changed.pop("model.norm.weight").any()
+    blocks = np.concatenate(list(changed.values()))
+    negated = (blocks == 0x8000).all(axis=1)
+    assert ((blocks == 0).all(axis=1) | negated).all()
+    assert 10 <= negated.sum() <= 32

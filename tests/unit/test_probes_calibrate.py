@@ -14,7 +14,8 @@ from pytest_moegpu.backends.base import ChatRequest
 from pytest_moegpu.catalog import Catalog
 from pytest_moegpu.core.baseline import BASELINE_SCHEMA, Baseline
 from pytest_moegpu.core.evidence import Margin, RequestKind, RequestRecord
-from pytest_moegpu.core.model import KnownAnswer, Stack
+from pytest_moegpu.core.model import KnownAnswer, Limits, Scenario, Settings, Stack, Workload
+from pytest_moegpu.core.probemargins import few
 from pytest_moegpu.core.probes import probes
 from pytest_moegpu.host.store import write_baseline
 from pytest_moegpu.session import calibrate
@@ -105,8 +106,12 @@ def target(sha256: str) -> Any:
     )
 
 
+def scenario(name: str) -> Scenario:
+    return Scenario(name=name, title=name, settings=Settings(context=512), workload=Workload(), limits=Limits())
+
+
 def test_margins_come_from_the_baseline_of_the_same_model_file_only(tmp_path: Path) -> None:
-    assert answers_of(target("ab"), tmp_path, "s") == (PROBE,)
+    assert answers_of(target("ab"), tmp_path, scenario("s")) == (PROBE,)
     baseline = Baseline(
         schema=BASELINE_SCHEMA,
         profile="p",
@@ -119,8 +124,15 @@ def test_margins_come_from_the_baseline_of_the_same_model_file_only(tmp_path: Pa
         margins={PROBE.name: 2.75},
     )
     path = write_baseline(tmp_path, baseline)
-    assert [answer.margin for answer in answers_of(target("ab"), tmp_path, "s")] == [2.75]
-    assert [answer.margin for answer in answers_of(target("cd"), tmp_path, "s")] == [None]
-    assert [answer.margin for answer in answers_of(target("ab"), tmp_path, "other")] == [None]
+    assert [answer.margin for answer in answers_of(target("ab"), tmp_path, scenario("s"))] == [2.75]
+    assert [answer.margin for answer in answers_of(target("cd"), tmp_path, scenario("s"))] == [None]
+    assert [answer.margin for answer in answers_of(target("ab"), tmp_path, scenario("other"))] == [None]
     path.write_text("{", encoding="utf-8")
-    assert answers_of(target("ab"), tmp_path, "s") == (PROBE,)
+    assert answers_of(target("ab"), tmp_path, scenario("s")) == (PROBE,)
+
+
+def test_few_answers_are_spread_over_their_list_and_a_witness_is_always_asked() -> None:
+    judging = tuple(KnownAnswer(prompt=str(number), expect=("x",), margin=2.0) for number in range(10))
+    witness = KnownAnswer(prompt="tied", expect=("x",), margin=0.1)
+    assert [a.prompt for a in few((*judging, witness), 4)] == ["0", "2", "5", "7", "tied"]
+    assert few((*judging, witness), 10) == few((*judging, witness), None) == (*judging, witness)
