@@ -1,7 +1,7 @@
 """`moegpu`: what is done with runs and baselines outside pytest. One function per verb.
 
-Exit codes: 0 good, 1 worse (`compare`, `ab`, `gate`), wrong (`check-launch`) or bad (`check-text`), 2 something is
-wrong with the input or no clear answer is possible, 3 wrong usage.
+Exit codes: 0 good, 1 worse (`compare`, `ab`, `gate`), wrong (`check-launch`), bad (`check-text`) or died (`serve`), 2
+something is wrong with the input or no clear answer is possible, 3 wrong usage.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ from typing import NoReturn
 
 from pytest_moegpu import __version__
 from pytest_moegpu.core.abargs import AbOrder, add_ab
-from pytest_moegpu.core.argtypes import capability, pid, seconds
 from pytest_moegpu.core.calibrateargs import add_calibrate
+from pytest_moegpu.core.checklaunchargs import add_check_launch
+from pytest_moegpu.core.checktextargs import add_check_text
 from pytest_moegpu.core.gateargs import GateOrder, add_gate
 from pytest_moegpu.core.historyargs import HistoryOrder, add_history
+from pytest_moegpu.core.serveargs import ServeOrder, add_serve
+from pytest_moegpu.core.watchargs import add_watch
 from pytest_moegpu.errors import MoegpuError, nearest
 
 __all__ = ["VERBS", "main", "parser"]
@@ -154,6 +157,12 @@ def _history(args: argparse.Namespace) -> int:
     return 0
 
 
+def _serve(args: argparse.Namespace) -> int:
+    from pytest_moegpu.session import serve
+
+    return serve.run(ServeOrder.of(args), sys.stdout, sys.stderr)
+
+
 VERBS = {
     "show": _show,
     "compare": _compare,
@@ -168,42 +177,12 @@ VERBS = {
     "calibrate": _calibrate,
     "check-text": _check_text,
     "model": _model,
+    "serve": _serve,
 }
 
 
 def _add_runs(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--runs", type=Path, default=Path(".moegpu/runs"), metavar="FOLDER", help="where runs are kept")
-
-
-def _add_watch(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("pid", nargs="?", type=pid, metavar="PID", help="server whose tree is shown; ends when it ends")
-    verb.add_argument(
-        "--interval", type=seconds, default=1.0, metavar="SECONDS", help="time between two tables (default 1)"
-    )
-    verb.add_argument("--once", action="store_true", help="one table, after one interval")
-    verb.add_argument(
-        "--device", action="append", default=[], metavar="GPU", help="index or UUID of a GPU; may be repeated"
-    )
-    verb.add_argument("--replay", type=Path, metavar="FILE", help="telemetry file of a run to show instead")
-
-
-def _add_check_launch(verb: argparse.ArgumentParser) -> None:
-    verb.formatter_class = argparse.RawDescriptionHelpFormatter
-    verb.description = (
-        "Holds a command line against the flags of the program that it starts, and writes the line that does what was\n"
-        "meant. Exit code 0: nothing wrong, 1: something wrong, 3: no known server in it."
-    )
-    verb.epilog = "example:\n  moegpu check-launch --gpu 8.6 -- llama-server -m model.gguf --max-model-len 6144"
-    verb.add_argument("--json", action="store_true", help="write JSON")
-    verb.add_argument(
-        "--gpu", type=capability, metavar="X.Y", help="compute capability of the GPU it is for, such as 8.6"
-    )
-    verb.add_argument(
-        "command",
-        nargs=argparse.REMAINDER,
-        metavar="-- COMMAND",
-        help="the command line: its words behind --, or all of it as one text in quotes",
-    )
 
 
 def _add_model(verb: argparse.ArgumentParser) -> None:
@@ -225,21 +204,6 @@ def _add_model(verb: argparse.ArgumentParser) -> None:
     )
     up.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the router of copies (default 0)")
     up.add_argument("--force", action="store_true", help="replace OUT")
-
-
-def _add_check_text(verb: argparse.ArgumentParser) -> None:
-    verb.formatter_class = argparse.RawDescriptionHelpFormatter
-    verb.description = (
-        "Looks for signs of broken text in what a model wrote: loops, runs, salad, noise, control tokens.\n"
-        "Exit code 0: all good, 1: one is bad, 2: one is suspect, could not be read, or there was none, 3: wrong usage."
-    )
-    verb.epilog = (
-        "A line of JSONL has `text`, and may have `id`, `prompt` (a text or a list of messages), `finish_reason` and\n"
-        "`tokens` (objects with `logprob`).\n\nexample:\n  moegpu check-text --json answers.jsonl"
-    )
-    verb.add_argument("file", nargs="*", metavar="FILE", help="text, or JSONL if it ends in .jsonl; - or none: stdin")
-    verb.add_argument("--json", action="store_true", help="write JSON lines: id, verdict, findings")
-    verb.add_argument("--jsonl", action="store_true", help="read every FILE as JSONL")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -284,15 +248,19 @@ def parser() -> argparse.ArgumentParser:
         "--catalog", type=Path, action="append", default=[], metavar="FOLDER", help="folder with profiles of your own"
     )
 
-    _add_watch(verbs.add_parser("watch", help="show what the sampler sees of GPUs and a server, live"))
+    add_watch(verbs.add_parser("watch", help="show what the sampler sees of GPUs and a server, live"))
 
-    _add_check_launch(verbs.add_parser("check-launch", help="say what is wrong with the command line of a server"))
+    add_check_launch(verbs.add_parser("check-launch", help="say what is wrong with the command line of a server"))
 
     _add_model(verbs.add_parser("model", help="make model files: `moegpu model upcycle`"))
 
-    _add_check_text(verbs.add_parser("check-text", help="look for signs of broken text in answers of a model"))
+    add_check_text(verbs.add_parser("check-text", help="look for signs of broken text in answers of a model"))
 
     add_calibrate(verbs.add_parser("calibrate", help="find the known answers that a model gives with a margin"))
+
+    served = verbs.add_parser("serve", help="start the server of a scenario, and say how to reach it")
+    add_serve(served)
+    _add_runs(served)
 
     check = verbs.add_parser("check-baselines", help="read every baseline below a folder and name what is damaged")
     check.add_argument("folder", type=Path)
@@ -314,6 +282,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except (MoegpuError, OSError) as error:
         print(f"moegpu {args.verb}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"moegpu {args.verb}: interrupted", file=sys.stderr)
         return 2
     return code
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import math
 
-__all__ = ["capability", "pid", "seconds", "seconds_or_none"]
+__all__ = ["capability", "pid", "port", "seconds", "seconds_or_none"]
+
+_LAST_PORT = 65_535
 
 
 def capability(text: str) -> str:
@@ -60,3 +62,14 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         return -1.0
+
+
+def port(text: str) -> int:
+    """Read the number of a TCP port.
+
+    Raises:
+        argparse.ArgumentTypeError: It is none.
+    """
+    if not text.isdecimal() or not 1 <= int(text) <= _LAST_PORT:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: write a whole number from 1 to {_LAST_PORT}")
+    return int(text)

@@ -161,3 +161,12 @@ def test_a_folder_that_cannot_be_written(
     monkeypatch.setattr("pytest_moegpu.session.records.promote", refused)
     assert main(["promote", "latest"]) == 2
     assert capsys.readouterr() == ("", "moegpu promote: [Errno 13] Permission denied: '/srv/baselines'\n")
+
+
+def test_ctrl_c_ends_any_verb_with_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(VERBS, "show", interrupted)
+    assert main(["show"]) == 2
+    assert capsys.readouterr() == ("", "moegpu show: interrupted\n")
