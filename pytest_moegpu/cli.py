@@ -22,6 +22,7 @@ from pytest_moegpu.core.checklaunchargs import add_check_launch
 from pytest_moegpu.core.checktextargs import add_check_text
 from pytest_moegpu.core.gateargs import GateOrder, add_gate
 from pytest_moegpu.core.historyargs import HistoryOrder, add_history
+from pytest_moegpu.core.planargs import PlanOrder, add_plan
 from pytest_moegpu.core.serveargs import ServeOrder, add_serve
 from pytest_moegpu.core.watchargs import add_watch
 from pytest_moegpu.errors import MoegpuError, nearest
@@ -163,6 +164,12 @@ def _serve(args: argparse.Namespace) -> int:
     return serve.run(ServeOrder.of(args), sys.stdout, sys.stderr)
 
 
+def _plan(args: argparse.Namespace) -> int:
+    from pytest_moegpu.session import plan
+
+    return plan.run(PlanOrder.of(args), sys.stdout, sys.stderr)
+
+
 VERBS = {
     "show": _show,
     "compare": _compare,
@@ -178,6 +185,7 @@ VERBS = {
     "check-text": _check_text,
     "model": _model,
     "serve": _serve,
+    "plan": _plan,
 }
 
 
@@ -257,6 +265,10 @@ def parser() -> argparse.ArgumentParser:
     add_check_text(verbs.add_parser("check-text", help="look for signs of broken text in answers of a model"))
 
     add_calibrate(verbs.add_parser("calibrate", help="find the known answers that a model gives with a margin"))
+
+    planned = verbs.add_parser("plan", help="say what a model takes of a GPU's memory, and what fits")
+    add_plan(planned)
+    _add_runs(planned)
 
     served = verbs.add_parser("serve", help="start the server of a scenario, and say how to reach it")
     add_serve(served)

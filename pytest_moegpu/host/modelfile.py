@@ -29,6 +29,8 @@ __all__ = [
     "read_gguf",
     "remember_sha256",
     "sha256_of",
+    "tensor_size",
+    "whole_headers",
 ]
 
 _CHUNK = 2**22
@@ -64,16 +66,24 @@ def read_gguf(path: Path) -> GgufFacts:
     Raises:
         ModelFileError: Missing, empty, not a GGUF, truncated, damaged, or not a language model.
     """
-    parts = _parts(path)
-    headers = [_whole_header(part) for part in parts]
+    parts, headers = _parts(path), whole_headers(path)
     types: Counter[str] = Counter()
     weight: Counter[str] = Counter()
     for header in headers:
         for tensor in header.tensors:
-            label, size = _tensor_size(tensor.type, tensor.elements)
+            label, size = tensor_size(tensor.type, tensor.elements)
             types[label] += 1
             weight[label] += size or 0
     return _facts(path, headers[0].metadata, types, weight, sum(part.stat().st_size for part in parts))
+
+
+def whole_headers(path: Path) -> tuple[Header, ...]:
+    """Read the header of a model file, or those of all parts, after making sure that all tensor data is there.
+
+    Raises:
+        ModelFileError: As `read_gguf`.
+    """
+    return tuple(_whole_header(part) for part in _parts(path))
 
 
 def facts_of(gguf: GgufFacts) -> ModelFacts:
@@ -203,7 +213,7 @@ def _whole_header(path: Path) -> Header:
         raise ModelFileError(f"model file {path}: is damaged or of an unknown kind: {error}") from error
     needed = 0
     for tensor in header.tensors:
-        _, length = _tensor_size(tensor.type, tensor.elements)
+        _, length = tensor_size(tensor.type, tensor.elements)
         needed = max(needed, header.data_offset + tensor.offset + (length or 0))
     if needed > size:
         raise ModelFileError(
@@ -247,7 +257,7 @@ def _nearest_in_folder(path: Path) -> str:
     return f" (did you mean {names[match[0]]!r}?)" if match else ""
 
 
-def _tensor_size(kind: int, elements: int) -> tuple[str, int | None]:
+def tensor_size(kind: int, elements: int) -> tuple[str, int | None]:
     """Return the type's name and the bytes of a tensor; a type newer than the gguf package has a number and no size."""
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 

@@ -6,7 +6,8 @@ import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pytest_moegpu.catalog.schema import SCENARIOS, read_table
+from pytest_moegpu.catalog.schema import SCENARIOS
+from pytest_moegpu.catalog.tables import read_table
 from pytest_moegpu.checks import get_check
 from pytest_moegpu.core.abargs import AbOrder, SideOrder
 from pytest_moegpu.core.evidence import Evidence, Part

@@ -100,7 +100,9 @@ def _at(
         _must_load(backend, ModelFormat.GGUF, str(path), there=path.exists())
         own, file = facts_of(read_gguf(path)), model_file(path)
     facts = catalog.match_model(own.architecture, own.layers, own.embedding, own.vocabulary)
-    return facts or replace(own, known_answers=known[GENERAL_ANSWERS].known_answers), file
+    facts = facts or own
+    # The catalog knows the shape of some models and no question of their own.
+    return replace(facts, known_answers=facts.known_answers or known[GENERAL_ANSWERS].known_answers), file
 
 
 def _must_load(backend: Backend, form: ModelFormat, what: str, *, there: bool = True) -> None:

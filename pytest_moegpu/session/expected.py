@@ -8,7 +8,7 @@ from datetime import date, datetime
 from pathlib import Path
 
 from pytest_moegpu.catalog import values as v
-from pytest_moegpu.catalog.schema import Key, Rows, Table, first_missing, read_table
+from pytest_moegpu.catalog.tables import Key, Rows, Table, first_missing, read_table
 from pytest_moegpu.checks import CHECKS
 from pytest_moegpu.core.gatepage import Expected
 from pytest_moegpu.core.verdict import METRICS

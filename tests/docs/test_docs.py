@@ -13,7 +13,7 @@ import pytest
 
 from pytest_moegpu import cli, fixtures
 from pytest_moegpu.backends import BACKENDS, get_backend
-from pytest_moegpu.catalog import Catalog, schema
+from pytest_moegpu.catalog import Catalog, modelschema, schema, tables
 from pytest_moegpu.core.model import LaunchSpec
 from pytest_moegpu.core.verdict import METRICS, FailedClass, Outcome
 from pytest_moegpu.markers import MARKERS
@@ -117,9 +117,9 @@ def test_markers_and_fixtures() -> None:
         assert f"`{check}`" in page
 
 
-def keys(table: schema.Table, prefix: str = "") -> Iterator[str]:
+def keys(table: tables.Table, prefix: str = "") -> Iterator[str]:
     for word, form in table.items():
-        if isinstance(form, schema.Key):
+        if isinstance(form, tables.Key):
             yield prefix + word
         elif word == "limits":
             yield word
@@ -129,8 +129,10 @@ def keys(table: schema.Table, prefix: str = "") -> Iterator[str]:
 
 def test_catalog_keys() -> None:
     limits = schema.SCENARIOS["limits"]
-    assert isinstance(limits, schema.Sub)
-    wanted = {key for table in (schema.PROFILES, schema.SCENARIOS, schema.MODELS, limits.table) for key in keys(table)}
+    assert isinstance(limits, tables.Sub)
+    wanted = {
+        key for table in (schema.PROFILES, schema.SCENARIOS, modelschema.MODELS, limits.table) for key in keys(table)
+    }
     assert first_cells(reference("catalog")) == wanted
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_moegpu.catalog.schema import SCENARIOS, read_table, scenario_of
+from pytest_moegpu.catalog.schema import SCENARIOS, scenario_of
+from pytest_moegpu.catalog.tables import read_table
 from pytest_moegpu.core.axes import AXES, Axis, amounts, is_sure, left_out, planned
 from pytest_moegpu.core.channels import answered, misplaced, spoken
 from pytest_moegpu.core.counting import Counted, counted

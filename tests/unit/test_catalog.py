@@ -23,7 +23,7 @@ def edited(text: str, old: str, new: str) -> str:
 
 def test_every_shipped_file_is_sound() -> None:
     checked = dict(check_files())
-    assert len(checked) == 24
+    assert len(checked) == 32
     assert set(checked.values()) == {None}
 
 
@@ -55,7 +55,18 @@ def test_shipped_names() -> None:
         "small-vllm-4k",
         "speed-4k",
     ]
-    assert [one.name for one in catalog.models()] == ["qwen3.6-35b-a3b", "smollm2-135m-instruct"]
+    assert [one.name for one in catalog.models()] == [
+        "deepseek-v2-lite",
+        "glm-4.5-air",
+        "gpt-oss-120b",
+        "gpt-oss-20b",
+        "mixtral-8x7b",
+        "olmoe-1b-7b",
+        "qwen3-30b-a3b",
+        "qwen3-next-80b-a3b",
+        "qwen3.6-35b-a3b",
+        "smollm2-135m-instruct",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -250,10 +261,10 @@ def test_the_module_checks_files_one_line_each(tmp_path: Path) -> None:
     bad = write(tmp_path, "scenarios", "mine", SCENARIO + "[")
     command = [sys.executable, "-m", "pytest_moegpu.catalog"]
     sound = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (sound.returncode, len(sound.stdout.splitlines())) == (0, 24)
+    assert (sound.returncode, len(sound.stdout.splitlines())) == (0, 32)
     damaged = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, check=False)
     lines = damaged.stdout.splitlines()
-    assert (damaged.returncode, len(lines)) == (2, 26)
+    assert (damaged.returncode, len(lines)) == (2, 34)
     assert f"ok    {good}" in lines
     assert [line for line in lines if line.startswith("error ")] == [line for line in lines if str(bad) in line]
     missing = subprocess.run([*command, str(tmp_path / "no")], capture_output=True, text=True, check=False)

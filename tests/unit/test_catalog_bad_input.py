@@ -144,7 +144,7 @@ def test_unknown_names_offer_the_nearest_and_list_all() -> None:
         catalog.profile("rtx390")
     with pytest.raises(CatalogError, match=r"unknown scenario 'balanced6k' \(did you mean 'balanced-6k'\?\); known: "):
         catalog.scenario("balanced6k")
-    with pytest.raises(CatalogError, match=r"unknown model 'llama'; known: qwen3"):
+    with pytest.raises(CatalogError, match=r"unknown model 'llama'; known: deepseek-v2-lite, "):
         catalog.model("llama")
 
 

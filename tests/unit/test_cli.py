@@ -163,7 +163,9 @@ def test_a_folder_that_cannot_be_written(
     assert capsys.readouterr() == ("", "moegpu promote: [Errno 13] Permission denied: '/srv/baselines'\n")
 
 
-def test_ctrl_c_ends_any_verb_with_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_ends_any_verb_with_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def interrupted(_: object) -> int:
         raise KeyboardInterrupt
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -230,6 +231,12 @@ def shown(path: Path, output: int, until: Callable[[], bool]) -> tuple[int, str]
         return process.wait(20), process.stderr.read().decode()
 
 
+def read(reader: int) -> bytes:
+    """Read what is there, or fail: a program that has ended prints nothing, and this process holds the other end."""
+    assert select.select([reader], [], [], 30)[0], "nothing was printed"
+    return os.read(reader, 4096)
+
+
 def test_ctrl_c_ends_it_quietly_with_the_summary(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     seen = b""
@@ -237,7 +244,7 @@ def test_ctrl_c_ends_it_quietly_with_the_summary(tmp_path: Path) -> None:
     def until() -> bool:
         nonlocal seen
         while b"9.00 GiB" not in seen:
-            seen += os.read(reader, 4096)
+            seen += read(reader)
         return True
 
     code, errors = shown(recording(tmp_path, 60.0), writer, until)
@@ -256,7 +263,7 @@ def test_a_terminal_is_drawn_over_and_never_wider_than_it_is(tmp_path: Path) -> 
     def until() -> bool:
         nonlocal seen
         while seen.count(b"\x1b[H") < 4:
-            seen += os.read(reader, 4096)
+            seen += read(reader)
         return True
 
     code, errors = shown(recording(tmp_path, 60.0), writer, until)
