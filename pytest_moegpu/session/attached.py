@@ -15,7 +15,7 @@ from pytest_moegpu.host.boundedlog import tail
 from pytest_moegpu.host.stopreport import StopReport
 from pytest_moegpu.host.treemem import TreeMemory
 from pytest_moegpu.session.attaching import MODELS_PATH, Attachment, hidden
-from pytest_moegpu.session.conversation import Conversation
+from pytest_moegpu.session.conversation import Conversation, generated
 
 __all__ = ["AttachedServer", "processes_of"]
 
@@ -95,9 +95,11 @@ class AttachedServer(Conversation):
         if wrong := self._find_health() or self.ask_model():
             raise self.failure(Phase.READY, wrong)
         answer = self.chat(ChatRequest(prompt="Say hello.", max_tokens=1), RequestKind.READY, "ready")
-        if answer.error is not None or answer.first_token is None:
-            what = answer.error or "the answer held no token"
+        lives, what = generated(answer)
+        if not lives:
             raise self.failure(Phase.READY, self.death() if not self.alive else f"it does not generate: {what}")
+        if what:
+            self.notes.append(what)
 
     def _find_health(self) -> str:
         """Find a path that tells whether it is well; return what is wrong, or an empty text."""

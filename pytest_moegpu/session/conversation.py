@@ -15,7 +15,7 @@ from pytest_moegpu.core.timing import record
 from pytest_moegpu.host.client import StreamClient, StreamRequest, StreamResult
 from pytest_moegpu.host.control import Answer, Control, parsed
 
-__all__ = ["Conversation"]
+__all__ = ["Conversation", "generated"]
 
 _WATCH_SECONDS = 0.02
 _PARSERS = {StreamFormat.SSE: parse_events, StreamFormat.NDJSON: parse_lines}
@@ -165,6 +165,24 @@ class Conversation:
             return "health does not answer"
         health = self.backend.read_health(*answer)
         return "" if health.ready else f"health says {'loading' if health.loading else health.detail}"
+
+
+def generated(answer: RequestRecord) -> tuple[bool, str]:
+    """Tell whether a request for one token was answered by one, and what is odd about it; "" where nothing is.
+
+    A token need not have any text: the end of the answer has none, nor have those that open a channel or a thought,
+    which the server takes out. Then its count has to tell.
+    """
+    if answer.error is not None:
+        return False, answer.error
+    if answer.first_token is not None:
+        return True, ""
+    if answer.finish_reason == "stop":
+        # What that is worth says the check of the text.
+        return True, "the first answer was empty: the model ended it at once"
+    if answer.token_source == "usage" and answer.output_tokens:
+        return True, "the first token has no text: it opens a channel or a thought, or is one of control"
+    return False, "the answer held no token"
 
 
 def _as_one(chunks: Sequence[tuple[float, bytes]]) -> Iterator[StreamEvent]:

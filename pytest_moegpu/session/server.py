@@ -24,7 +24,7 @@ from pytest_moegpu.host.process import ServerProcess
 from pytest_moegpu.host.setup import run_setup
 from pytest_moegpu.host.stopreport import StopReport
 from pytest_moegpu.session.contained import launch_of
-from pytest_moegpu.session.conversation import Conversation
+from pytest_moegpu.session.conversation import Conversation, generated
 
 __all__ = ["Server", "new_container_name", "new_key", "unforeseen"]
 
@@ -237,13 +237,12 @@ class Server(Conversation):
     def _first_token(self) -> None:
         seconds = min(_FIRST_TOKEN_SECONDS, self.limits.request_seconds)
         answer = self.chat(ChatRequest(prompt="Say hello.", max_tokens=1), RequestKind.READY, "ready", timeout=seconds)
-        if answer.error is None and answer.first_token is None and answer.finish_reason == "stop":
-            # With room for one token this is the end token: it generates, and the text check says what that is worth.
-            self.notes.append("the first answer was empty: the model ended it at once")
-        elif answer.error is not None or answer.first_token is None:
+        lives, what = generated(answer)
+        if lives and what:
+            self.notes.append(what)
+        elif not lives:
             health = self.get(self.backend.health_path)
             state = f"health {health[0]}" if health else "health does not answer"
-            what = answer.error or "the answer held no token"
             if not self.alive:
                 raise self.failure(Phase.READY, self.death())
             raise self._broken(Phase.READY, f"healthy, but it does not generate: {what} ({state})", state)

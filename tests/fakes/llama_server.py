@@ -14,6 +14,7 @@ Run as a script with the standard library only. The variable holds JSON with the
     last_words       lines printed before exit_after
     never_bind       never listens                   never_ready      health stays 503
     hang_health      health gets no answer, and the connection is also held by a process in a session of its own
+    textless         tokens without any text         ends_at_once     no token, and the end
     hang_generation  a chat request gets no event    die_mid_stream   exits with code 3 after so many tokens
     wrong_unstreamed known prompts get a wrong answer where it is not streamed
     oom_at           dies of memory at a prompt of so many tokens
@@ -231,14 +232,15 @@ class Handler(socketserver.StreamRequestHandler):
         self._head("200 OK", "text/event-stream", "Transfer-Encoding: chunked")
         if behaviour.get("hang_generation"):
             threading.Event().wait()
-        words = fake.words(messages, wanted)
+        words = [] if behaviour.get("ends_at_once") else fake.words(messages, wanted)
         self._event(fake, {"role": "assistant", "content": None})
         due = time.monotonic() + float(behaviour.get("first_seconds", 0.1))
         for number, word in enumerate(words, 1):
             # Against a schedule, so that a late wake-up does not add up.
             time.sleep(max(0.0, due - time.monotonic()))
             due += fake.token_seconds
-            self._event(fake, {"content": word})
+            if not behaviour.get("textless"):
+                self._event(fake, {"content": word})
             if number >= behaviour.get("die_mid_stream", sys.maxsize):
                 end(3, "llama-server: terminate called without an active exception")
         usage = {"completion_tokens": len(words), "prompt_tokens": count, "total_tokens": count + len(words)}

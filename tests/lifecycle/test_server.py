@@ -204,6 +204,23 @@ def test_healthy_but_generates_nothing(make: Make) -> None:
     assert found.state == "health 200"
 
 
+@pytest.mark.parametrize(
+    ("behaviour", "note"),
+    [
+        ({"textless": True}, "the first token has no text: it opens a channel or a thought, or is one of control"),
+        ({"ends_at_once": True}, "the first answer was empty: the model ended it at once"),
+        ({}, ""),
+    ],
+)
+def test_a_first_token_without_text_is_one_all_the_same(make: Make, behaviour: dict[str, object], note: str) -> None:
+    server = make(**behaviour)
+    try:
+        server.start()
+        assert server.notes == ([note] if note else [])
+    finally:
+        server.stop()
+
+
 def test_ready_for_another_model(make: Make) -> None:
     found = failure(make(wrong_model="other-7b"))
     assert found.phase is Phase.READY
