@@ -97,11 +97,13 @@ def _problems(profile: Profile, catalog: Sequence[Path]) -> list[str]:
 def profile_lines(catalog: Sequence[Path]) -> list[str]:
     """Return one line per profile: name, GPU and memory it needs, model, scenarios."""
     lines = []
-    for profile in Catalog.load(catalog).profiles():
+    profiles = Catalog.load(catalog).profiles()
+    width = max((len(profile.name) for profile in profiles), default=0) + 2
+    for profile in profiles:
         need = " or ".join(profile.gpu.names) or "no GPU"
         program = "embedded server" if profile.program == EMBEDDED else profile.backend
         lines.append(
-            f"{profile.name:<12}{need}, {format_bytes(profile.gpu.memory_bytes)}; {program}; {profile.model}; "
+            f"{profile.name:<{width}}{need}, {format_bytes(profile.gpu.memory_bytes)}; {program}; {profile.model}; "
             f"{', '.join(profile.scenarios)}"
         )
     return lines

@@ -23,7 +23,7 @@ def edited(text: str, old: str, new: str) -> str:
 
 def test_every_shipped_file_is_sound() -> None:
     checked = dict(check_files())
-    assert len(checked) == 32
+    assert len(checked) == 40
     assert set(checked.values()) == {None}
 
 
@@ -40,6 +40,9 @@ def test_shipped_names() -> None:
         "h200-sglang",
         "h200-vllm",
         "rtx3090",
+        "rtx3090-fastllm",
+        "rtx3090-sglang",
+        "rtx3090-vllm",
         "rtx4090",
         "rtx5090",
     ]
@@ -49,6 +52,11 @@ def test_shipped_names() -> None:
         "embedded-fastllm-2k",
         "embedded-hf-2k",
         "embedded-mlx-512",
+        "experts-16g",
+        "int4-fastllm-8k",
+        "int4-sglang-8k",
+        "int4-vllm-8k",
+        "long-128k",
         "long-8k",
         "quality-3k",
         "small-sglang-4k",
@@ -261,10 +269,10 @@ def test_the_module_checks_files_one_line_each(tmp_path: Path) -> None:
     bad = write(tmp_path, "scenarios", "mine", SCENARIO + "[")
     command = [sys.executable, "-m", "pytest_moegpu.catalog"]
     sound = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (sound.returncode, len(sound.stdout.splitlines())) == (0, 32)
+    assert (sound.returncode, len(sound.stdout.splitlines())) == (0, 40)
     damaged = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, check=False)
     lines = damaged.stdout.splitlines()
-    assert (damaged.returncode, len(lines)) == (2, 34)
+    assert (damaged.returncode, len(lines)) == (2, 42)
     assert f"ok    {good}" in lines
     assert [line for line in lines if line.startswith("error ")] == [line for line in lines if str(bad) in line]
     missing = subprocess.run([*command, str(tmp_path / "no")], capture_output=True, text=True, check=False)

@@ -14,6 +14,7 @@ from pytest_moegpu.cli import VERBS, main
 from pytest_moegpu.core.evidence import Phase
 from pytest_moegpu.core.verdict import Outcome, Verdict
 from pytest_moegpu.host.store import Bundle, write_baseline
+from pytest_moegpu.session.doctor import profile_lines
 from tests.unit.builders import answers, baseline, evidence, profile, run_record, scenario, stream, watched
 
 
@@ -172,3 +173,8 @@ def test_ctrl_c_ends_any_verb_with_one_line(
     monkeypatch.setitem(VERBS, "show", interrupted)
     assert main(["show"]) == 2
     assert capsys.readouterr() == ("", "moegpu show: interrupted\n")
+
+
+def test_the_list_of_profiles_has_its_columns_below_each_other() -> None:
+    lines = profile_lines(())
+    assert {len(line) - len(line.split(None, 1)[1]) for line in lines} == {len("embedded-fastllm") + 2}
