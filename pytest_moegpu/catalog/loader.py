@@ -5,15 +5,15 @@ A damaged file is an error when it is asked for, itself or through a profile; te
 
 from __future__ import annotations
 
-import re
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pytest_moegpu.catalog import modelschema, schema
-from pytest_moegpu.catalog.tables import first_missing, read_table
+from pytest_moegpu.catalog.rulebook import rule_files
+from pytest_moegpu.catalog.ruleschema import rules_of
+from pytest_moegpu.catalog.tables import first_missing, parse_file, read_table
 from pytest_moegpu.core.model import ModelFacts, Profile, Scenario
 from pytest_moegpu.errors import CatalogError, UserError, nearest
 
@@ -21,6 +21,7 @@ __all__ = ["Catalog", "check_files"]
 
 _SHIPPED = Path(__file__).parent
 _TABLES = {"profiles": schema.PROFILES, "models": modelschema.MODELS, "scenarios": schema.SCENARIOS}
+_FOLDERS = ", ".join(f"{kind}/" for kind in (*_TABLES, "rules"))
 _Record = TypeVar("_Record")
 
 
@@ -138,7 +139,7 @@ class Catalog:
 
     def _document(self, entry: _Entry) -> dict[str, Any]:
         if entry not in self._documents:
-            document = _parse(entry.file)
+            document = parse_file(entry.file)
             if entry.below and "extends" not in document:
                 raise CatalogError(
                     f"{entry.file}: {entry.name!r} is already the name of {entry.below.file}: take another name, "
@@ -187,6 +188,13 @@ def check_files(extra: Sequence[Path] = ()) -> Iterator[tuple[Path, CatalogError
     """
     entries = _scan(extra)
     catalog = Catalog(entries)
+    for file in rule_files(extra):
+        try:
+            rules_of(parse_file(file), file)
+        except CatalogError as error:
+            yield file, error
+        else:
+            yield file, None
     check = {"profiles": catalog._profile, "models": catalog._model, "scenarios": catalog._scenario}
     for entry in entries:
         try:
@@ -202,27 +210,15 @@ def _scan(extra: Sequence[Path]) -> tuple[_Entry, ...]:
     found = []
     for layer, folder in enumerate((_SHIPPED, *extra)):
         if not folder.is_dir():
-            raise CatalogError(f"{folder}: no such folder; it may hold {', '.join(f'{kind}/' for kind in _TABLES)}")
+            raise CatalogError(f"{folder}: no such folder; it may hold {_FOLDERS}")
         for file in sorted(folder.glob("*.toml")):
-            raise CatalogError(f"{file}: put it in one of the folders {', '.join(f'{kind}/' for kind in _TABLES)} here")
+            raise CatalogError(f"{file}: put it in one of the folders {_FOLDERS} here")
         for kind in _TABLES:
             for file in sorted((folder / kind).glob("*.toml")):
                 entry = _Entry(kind, file.stem, file, layer, entries.get((kind, file.stem)))
                 entries[kind, file.stem] = entry
                 found.append(entry)
     return tuple(found)
-
-
-def _parse(file: Path) -> dict[str, Any]:
-    try:
-        written = file.read_bytes().decode()
-        return tomllib.loads(written)
-    except tomllib.TOMLDecodeError as error:
-        place = re.search(r"at line (\d+)", str(error))
-        line = place[1] if place else written.count("\n") + 1
-        raise CatalogError(f"{file}: line {line}: not valid TOML: {error}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise CatalogError(f"{file}: cannot be read as UTF-8 text: {error}") from None
 
 
 def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

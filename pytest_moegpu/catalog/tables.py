@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 from pytest_moegpu.catalog import values as v
 from pytest_moegpu.errors import CatalogError, UserError, nearest
 
-__all__ = ["HEAD", "Key", "Rows", "Sub", "Table", "first_missing", "read_table"]
+__all__ = ["HEAD", "Key", "Rows", "Sub", "Table", "first_missing", "parse_file", "read_table"]
 
 
 @dataclass(frozen=True)
@@ -96,3 +98,20 @@ def first_missing(read: Mapping[str, Any], table: Table, prefix: str = "") -> st
         ):
             return missing
     return ""
+
+
+def parse_file(file: Path) -> dict[str, Any]:
+    """Read a TOML file.
+
+    Raises:
+        CatalogError: It cannot be read, or is not TOML; names the line.
+    """
+    try:
+        written = file.read_bytes().decode()
+        return tomllib.loads(written)
+    except tomllib.TOMLDecodeError as error:
+        place = re.search(r"at line (\d+)", str(error))
+        line = place[1] if place else written.count("\n") + 1
+        raise CatalogError(f"{file}: line {line}: not valid TOML: {error}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise CatalogError(f"{file}: cannot be read as UTF-8 text: {error}") from None
