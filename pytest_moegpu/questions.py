@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from pytest_moegpu.checks import get_check
 from pytest_moegpu.checks.output import judge_asked
-from pytest_moegpu.core.model import KnownAnswer, Limits, Scenario
+from pytest_moegpu.core.model import Limits, Scenario
+from pytest_moegpu.core.modelfacts import KnownAnswer
 from pytest_moegpu.errors import UserError
 from pytest_moegpu.session.question import Question, same_limits
 from pytest_moegpu.specs import Spec, ThroughputSpec

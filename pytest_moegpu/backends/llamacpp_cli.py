@@ -10,7 +10,8 @@ import re
 from collections.abc import Sequence
 
 from pytest_moegpu.backends.llamacpp import LlamaCpp
-from pytest_moegpu.core.model import KnownAnswer, LaunchSpec
+from pytest_moegpu.core.model import LaunchSpec
+from pytest_moegpu.core.modelfacts import KnownAnswer
 
 __all__ = ["CLI_PROGRAM", "CLI_VARIABLE", "cli_argv", "cli_environment", "read_answer"]
 

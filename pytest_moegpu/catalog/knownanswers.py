@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pytest_moegpu.core.answers import check_rule
-from pytest_moegpu.core.model import KnownAnswer
+from pytest_moegpu.core.modelfacts import KnownAnswer
 from pytest_moegpu.core.probes import probes
 from pytest_moegpu.errors import UserError
 

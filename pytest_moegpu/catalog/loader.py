@@ -14,7 +14,8 @@ from pytest_moegpu.catalog import modelschema, schema
 from pytest_moegpu.catalog.rulebook import rule_files
 from pytest_moegpu.catalog.ruleschema import rules_of
 from pytest_moegpu.catalog.tables import first_missing, parse_file, read_table
-from pytest_moegpu.core.model import ModelFacts, Profile, Scenario
+from pytest_moegpu.core.model import Profile, Scenario
+from pytest_moegpu.core.modelfacts import ModelFacts
 from pytest_moegpu.errors import CatalogError, UserError, nearest
 
 __all__ = ["Catalog", "check_files"]

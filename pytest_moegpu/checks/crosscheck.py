@@ -8,7 +8,8 @@ from pytest_moegpu.checks.common import broken, nothing, quote
 from pytest_moegpu.core.answers import is_right
 from pytest_moegpu.core.evidence import Evidence, Phase, RequestKind, RequestRecord
 from pytest_moegpu.core.margins import GAP_FLOOR
-from pytest_moegpu.core.model import KnownAnswer, Profile, Scenario
+from pytest_moegpu.core.model import Profile, Scenario
+from pytest_moegpu.core.modelfacts import KnownAnswer
 from pytest_moegpu.core.oneshot import OneShot
 from pytest_moegpu.core.verdict import FailedClass, Outcome, Verdict
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pytest_moegpu.checks.capacity import judge_kv_cache, kv_line, kv_notes
 from pytest_moegpu.checks.common import broken, broken_start, grouped, is_host_device, reached, shared_with, with_log
 from pytest_moegpu.checks.hardware import LOADED_PHASES
+from pytest_moegpu.checks.predicted import predicted_line
 from pytest_moegpu.checks.spill import host_line, judge_spill
 from pytest_moegpu.core.evidence import Evidence, LogFacts, Phase, RequestKind, StartEvidence, StartFailure
 from pytest_moegpu.core.model import DeviceKind, Profile, Scenario
@@ -118,6 +119,7 @@ def _peak(evidence: Evidence, scenario: Scenario, profile: Profile, notes: tuple
         lines=(
             ("peak", f"start {start.number}, phase {phase}"),
             *_parts(start.log, profile.gpu.kind),
+            *predicted_line(evidence, start, profile.gpu.kind),
             *kv_line(start, scenario.settings),
             *(host_line(starts) if on_gpu else ()),
         ),

@@ -12,7 +12,8 @@ from enum import StrEnum
 from pytest_moegpu.core.channels import answered
 from pytest_moegpu.core.evidence import RequestRecord
 from pytest_moegpu.core.margins import GAP_FLOOR, NEAR_TIE
-from pytest_moegpu.core.model import DeviceKind, KnownAnswer, Scenario
+from pytest_moegpu.core.model import DeviceKind, Scenario
+from pytest_moegpu.core.modelfacts import KnownAnswer
 
 __all__ = ["AXES", "PROMPT_ROOM", "Amounts", "Axis", "amounts", "is_sure", "left_out", "planned"]
 

@@ -28,6 +28,7 @@ def llama_budget(
 
     `gpu_layers` counts as the program does: the output first, then blocks from the last one. `cpu_expert_layers` counts
     from the first block. The token embeddings stay in host memory; where the output head is tied to them, it is a copy.
+    Without any layer on it the device still has a context and a compute buffer, for long prompts are computed there.
 
     Args:
         shape: The model.
@@ -65,13 +66,17 @@ def llama_budget(
     if mtp and shape.kv:
         kv += round((shape.kv[0].k_width + shape.kv[0].v_width) * element_bytes(settings.kv_cache) * settings.context)
     state = round(shape.recurrent_bytes_per_slot * slots * share)
-    compute = compute_bytes(shape, settings, build=build) if asked else 0
     parts = [
         Part(name="weights", size_bytes=weights, how=_placement(asked, count, settings, expert_host)),
         Part(name="KV cache", size_bytes=kv, how=f"{settings.kv_cache}, {settings.context} tokens x {slots}"),
         *([Part(name="recurrent state", size_bytes=state, how=f"{slots} x fixed")] if state else []),
-        Part(name="compute buffer", size_bytes=compute, how=f"ubatch {settings.ubatch}"),
-        Part(name="context and driver", size_bytes=reserve.size_bytes if asked else 0, how=reserve.source),
+        Part(
+            name="compute buffer",
+            size_bytes=compute_bytes(shape, settings, build=build),
+            how=f"ubatch {settings.ubatch}",
+        ),
+        # llama_context initialises every device it was given, whatever gpu_layers is (src/llama-context.cpp).
+        Part(name="context and driver", size_bytes=reserve.size_bytes, how=reserve.source),
     ]
     return Budget(
         parts=tuple(parts),
@@ -122,7 +127,7 @@ def _padded(tokens: int) -> int:
 
 def _placement(asked: int, count: int, settings: Settings, expert_host: int) -> str:
     if not asked:
-        return "nothing on the device"
+        return "none on the device"
     where = "all layers" if asked > count else f"output and the last {asked - 1} of {count} layers"
     held = min(settings.cpu_expert_layers, count)
     return f"{where}, experts of {held} layers in host memory" if expert_host else where

@@ -289,7 +289,8 @@ class Evidence:
 
     `identity` holds the must-match fields as text; see `core.identity`. `attached` is empty when this run started the
     server; else the address of a server that was there before, of which load time and memory are not known. `oneshot`
-    is the cross-check of the text without a server, where it was asked for.
+    is the cross-check of the text without a server, where it was asked for. `predicted` maps a part of memory to the
+    bytes that each start should take for it on the device; empty where nothing was predicted.
     """
 
     profile: str
@@ -304,6 +305,7 @@ class Evidence:
     check_version: int = 1
     attached: str = ""
     oneshot: OneShot | None = None
+    predicted: dict[str, int] = field(default_factory=dict)
 
     @property
     def good_starts(self) -> tuple[StartEvidence, ...]:

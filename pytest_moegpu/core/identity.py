@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 
 from pytest_moegpu.core.margins import is_witness
-from pytest_moegpu.core.model import DeviceKind, Gpu, KnownAnswer, ModelFile, Settings, Stack, Workload
+from pytest_moegpu.core.model import DeviceKind, Gpu, ModelFile, Settings, Stack, Workload
+from pytest_moegpu.core.modelfacts import KnownAnswer
 from pytest_moegpu.core.probemargins import few
 from pytest_moegpu.core.prompts import recall, throughput_prompt
 from pytest_moegpu.core.units import GIB, format_bytes

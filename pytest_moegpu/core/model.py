@@ -8,21 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from pytest_moegpu.core.modelfacts import KnownAnswer, ModelFacts, ModelSource
-
 __all__ = [
     "ALL_LAYERS",
     "Container",
     "DeviceKind",
     "Gpu",
     "GpuRequirement",
-    "KnownAnswer",
     "LaunchSpec",
     "Limits",
-    "ModelFacts",
     "ModelFile",
     "ModelFormat",
-    "ModelSource",
     "Profile",
     "Scenario",
     "Settings",

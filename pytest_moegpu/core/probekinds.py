@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from random import Random
 
-from pytest_moegpu.core.model import KnownAnswer
+from pytest_moegpu.core.modelfacts import KnownAnswer
 from pytest_moegpu.core.probewords import CODE, FACTS, FUNCTIONS, NAMES, PHRASES, SCHEMAS, TRANSLATIONS, WORDS
 
 __all__ = ["KINDS"]

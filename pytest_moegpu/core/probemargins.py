@@ -9,7 +9,7 @@ from dataclasses import replace
 from pytest_moegpu.core.answers import is_right
 from pytest_moegpu.core.evidence import Part, RequestKind, RequestRecord, StartEvidence
 from pytest_moegpu.core.margins import is_witness
-from pytest_moegpu.core.model import KnownAnswer
+from pytest_moegpu.core.modelfacts import KnownAnswer
 from pytest_moegpu.core.probekinds import KINDS
 
 __all__ = ["LEAST_MARGIN", "calibrated", "few", "is_candidate", "joined", "margin_of", "margins_of"]

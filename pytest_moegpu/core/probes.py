@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterable
 from dataclasses import replace
 
-from pytest_moegpu.core.model import KnownAnswer
+from pytest_moegpu.core.modelfacts import KnownAnswer
 from pytest_moegpu.core.probekinds import KINDS
 
 __all__ = ["LANGUAGES", "PROBES_VERSION", "SEED", "TIERS", "probes"]

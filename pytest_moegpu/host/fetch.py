@@ -14,7 +14,7 @@ import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pytest_moegpu.core.model import ModelFacts, ModelSource
+from pytest_moegpu.core.modelfacts import ModelFacts, ModelSource
 from pytest_moegpu.core.units import format_bytes
 from pytest_moegpu.errors import ModelFileError, UserError
 from pytest_moegpu.host.cache import cache_dir

@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pytest_moegpu.core.model import ModelFacts, ModelFile, ModelFormat
+from pytest_moegpu.core.model import ModelFile, ModelFormat
+from pytest_moegpu.core.modelfacts import ModelFacts
 from pytest_moegpu.errors import ModelFileError
 from pytest_moegpu.host.modelfile import catalog_name, is_lfs_pointer, sha256_of
 

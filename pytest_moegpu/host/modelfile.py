@@ -12,7 +12,8 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_moegpu.core.model import ModelFacts, ModelFile
+from pytest_moegpu.core.model import ModelFile
+from pytest_moegpu.core.modelfacts import ModelFacts
 from pytest_moegpu.core.units import GIB
 from pytest_moegpu.errors import ModelFileError
 from pytest_moegpu.host.cache import cache_dir

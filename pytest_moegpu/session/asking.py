@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from pytest_moegpu.backends.base import ChatRequest
 from pytest_moegpu.core.evidence import RequestKind, RequestRecord
-from pytest_moegpu.core.model import KnownAnswer
+from pytest_moegpu.core.modelfacts import KnownAnswer
 from pytest_moegpu.session.conversation import Conversation
 
 __all__ = ["Asker"]

@@ -7,7 +7,8 @@ from dataclasses import replace
 from pytest_moegpu.catalog import Catalog
 from pytest_moegpu.core.evidence import Evidence, Preflight
 from pytest_moegpu.core.identity import NOT_KNOWN
-from pytest_moegpu.core.model import DeviceKind, ModelFacts, ModelFile, Profile
+from pytest_moegpu.core.model import DeviceKind, ModelFile, Profile
+from pytest_moegpu.core.modelfacts import ModelFacts
 from pytest_moegpu.errors import UserError
 from pytest_moegpu.session.attached import processes_of
 from pytest_moegpu.session.attaching import Attachment

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from pytest_moegpu.core.evidence import Evidence, Part, RequestKind, StartEvidence
-from pytest_moegpu.core.model import KnownAnswer, Scenario
+from pytest_moegpu.core.model import Scenario
+from pytest_moegpu.core.modelfacts import KnownAnswer
 from pytest_moegpu.core.trials import Attribution, Change, Result, Trial, Tried, conclusion, plan
 from pytest_moegpu.core.verdict import FailedClass, Outcome, Verdict
 from pytest_moegpu.errors import UserError

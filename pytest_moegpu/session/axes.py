@@ -13,7 +13,8 @@ from pytest_moegpu.core.axes import Amounts, Axis, amounts, is_sure, planned
 from pytest_moegpu.core.channels import answered
 from pytest_moegpu.core.counting import COUNTING_PREFILL, COUNTING_PROMPT
 from pytest_moegpu.core.evidence import RequestKind, RequestRecord
-from pytest_moegpu.core.model import KnownAnswer, Scenario
+from pytest_moegpu.core.model import Scenario
+from pytest_moegpu.core.modelfacts import KnownAnswer
 from pytest_moegpu.core.prompts import recall
 from pytest_moegpu.session.asking import Asker
 from pytest_moegpu.session.progress import Progress

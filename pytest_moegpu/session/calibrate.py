@@ -11,7 +11,8 @@ from typing import TextIO
 
 from pytest_moegpu.backends.base import ChatRequest
 from pytest_moegpu.core.evidence import RequestKind, RequestRecord
-from pytest_moegpu.core.model import KnownAnswer, Scenario
+from pytest_moegpu.core.model import Scenario
+from pytest_moegpu.core.modelfacts import KnownAnswer
 from pytest_moegpu.core.probemargins import LEAST_MARGIN, margin_of
 from pytest_moegpu.core.probes import PROBES_VERSION, TIERS, probes
 from pytest_moegpu.errors import UserError

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from pytest_moegpu.backends.base import Backend
 from pytest_moegpu.catalog import Catalog
-from pytest_moegpu.core.model import ModelFacts, ModelFile, ModelFormat, Profile
+from pytest_moegpu.core.model import ModelFile, ModelFormat, Profile
+from pytest_moegpu.core.modelfacts import ModelFacts
 from pytest_moegpu.errors import ProgramError, UserError
 from pytest_moegpu.host.cache import cache_dir
 from pytest_moegpu.host.fetch import fetch_model

@@ -11,7 +11,8 @@ from pytest_moegpu.backends.llamacpp import LlamaCpp
 from pytest_moegpu.backends.llamacpp_cli import CLI_PROGRAM, CLI_VARIABLE, cli_argv, cli_environment, read_answer
 from pytest_moegpu.checks.crosscheck import question
 from pytest_moegpu.core.evidence import Evidence
-from pytest_moegpu.core.model import KnownAnswer, LaunchSpec, Limits, Scenario
+from pytest_moegpu.core.model import LaunchSpec, Limits, Scenario
+from pytest_moegpu.core.modelfacts import KnownAnswer
 from pytest_moegpu.core.oneshot import OneShot
 from pytest_moegpu.errors import UserError
 from pytest_moegpu.host.boundedlog import tail

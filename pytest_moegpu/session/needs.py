@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pytest_moegpu.core.evidence import Evidence, Part
-from pytest_moegpu.core.model import KnownAnswer
+from pytest_moegpu.core.modelfacts import KnownAnswer
 
 __all__ = ["FIRST_START_ONLY", "Needs", "holds"]
 

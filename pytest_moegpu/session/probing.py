@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pytest_moegpu.core.model import KnownAnswer, Scenario
+from pytest_moegpu.core.model import Scenario
+from pytest_moegpu.core.modelfacts import KnownAnswer
 from pytest_moegpu.core.probemargins import calibrated, few
 from pytest_moegpu.errors import RecordError
 from pytest_moegpu.host.store import baseline_path, read_baseline

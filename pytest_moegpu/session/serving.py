@@ -12,6 +12,7 @@ from pytest_moegpu.core.verdict import Verdict
 from pytest_moegpu.session.attached import AttachedServer
 from pytest_moegpu.session.attachedfacts import attached_evidence
 from pytest_moegpu.session.describe import describe
+from pytest_moegpu.session.foretold import foretold
 from pytest_moegpu.session.server import Server
 from pytest_moegpu.session.target import Target
 
@@ -27,10 +28,15 @@ def server_of(target: Target, scenario: Scenario, log_path: Path, scratch: str) 
     return Server(target.backend, target.launch(scenario, scratch), scenario.limits, log_path)
 
 
-def described(target: Target, scenario: Scenario) -> Evidence:
-    """Return the evidence of a scenario without any start yet, as `session.describe`."""
+def described(target: Target, scenario: Scenario, runs: Path | None = None) -> Evidence:
+    """Return the evidence of a scenario without any start yet, as `session.describe`, with what memory is expected.
+
+    `runs` are the stored ones, from which is learned what the device keeps for itself; None: that is assumed.
+    """
     evidence = describe(target, scenario)
-    return evidence if target.attached is None else attached_evidence(evidence, target.attached)
+    if target.attached is not None:
+        return attached_evidence(evidence, target.attached)
+    return replace(evidence, predicted=foretold(target, scenario, evidence.stack.engine_version, runs))
 
 
 def marked(target: Target, verdict: Verdict) -> Verdict:

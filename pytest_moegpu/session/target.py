@@ -9,7 +9,8 @@ from pytest_moegpu.backends import get_backend
 from pytest_moegpu.backends.base import Backend, EngineVersion
 from pytest_moegpu.catalog import Catalog
 from pytest_moegpu.core.container import devices_of
-from pytest_moegpu.core.model import DeviceKind, Gpu, LaunchSpec, ModelFacts, ModelFile, Profile, Scenario
+from pytest_moegpu.core.model import DeviceKind, Gpu, LaunchSpec, ModelFile, Profile, Scenario
+from pytest_moegpu.core.modelfacts import ModelFacts
 from pytest_moegpu.core.units import format_bytes
 from pytest_moegpu.errors import UserError
 from pytest_moegpu.host.container import prepare

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from pytest_moegpu.backends.base import ChatRequest
 from pytest_moegpu.core.evidence import Part, Phase, RequestKind, RequestRecord
-from pytest_moegpu.core.model import KnownAnswer, Scenario
+from pytest_moegpu.core.model import Scenario
+from pytest_moegpu.core.modelfacts import KnownAnswer
 from pytest_moegpu.core.prompts import recall, throughput_prompt
 from pytest_moegpu.session.asking import Asker
 from pytest_moegpu.session.axes import AxesRun

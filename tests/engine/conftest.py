@@ -10,7 +10,8 @@ import pytest
 
 from pytest_moegpu.backends import get_backend
 from pytest_moegpu.catalog import Catalog
-from pytest_moegpu.core.model import DeviceKind, LaunchSpec, ModelFacts, Scenario
+from pytest_moegpu.core.model import DeviceKind, LaunchSpec, Scenario
+from pytest_moegpu.core.modelfacts import ModelFacts
 from pytest_moegpu.host.control import free_port
 from pytest_moegpu.host.fetch import fetch_model
 from pytest_moegpu.session.server import Server, new_key

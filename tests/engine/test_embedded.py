@@ -12,7 +12,7 @@ import pytest
 from pytest_moegpu.backends.base import ChatRequest
 from pytest_moegpu.core.answers import contains
 from pytest_moegpu.core.evidence import Phase, RequestKind, RequestRecord
-from pytest_moegpu.core.model import KnownAnswer, ModelFacts
+from pytest_moegpu.core.modelfacts import KnownAnswer, ModelFacts
 from pytest_moegpu.core.prompts import recall, throughput_prompt
 from pytest_moegpu.core.timing import decode_rate, prefill_rate, total_time, ttft
 from pytest_moegpu.errors import StartError

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.moe import PROMPTS, chat, distance, steps
-from pytest_moegpu.core.model import ModelFacts
+from pytest_moegpu.core.modelfacts import ModelFacts
 from pytest_moegpu.core.upcycle import How, Order
 from pytest_moegpu.host.modelfile import read_gguf
 from pytest_moegpu.host.upcycle import upcycle

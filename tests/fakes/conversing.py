@@ -11,7 +11,8 @@ from typing import Any
 from pytest_moegpu.backends.base import ChatRequest
 from pytest_moegpu.backends.llamacpp import LlamaCpp
 from pytest_moegpu.core.evidence import Margin, RequestKind, RequestRecord
-from pytest_moegpu.core.model import KnownAnswer, LaunchSpec, Limits, Settings
+from pytest_moegpu.core.model import LaunchSpec, Limits, Settings
+from pytest_moegpu.core.modelfacts import KnownAnswer
 from pytest_moegpu.session.conversation import Conversation
 
 __all__ = ["KNOWN", "Conversing"]

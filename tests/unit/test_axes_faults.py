@@ -9,7 +9,8 @@ import pytest
 from pytest_moegpu.checks.axes import judge
 from pytest_moegpu.core.axes import AXES
 from pytest_moegpu.core.evidence import Evidence, Part, RequestKind
-from pytest_moegpu.core.model import DeviceKind, KnownAnswer, LaunchSpec, Scenario, Settings, Workload
+from pytest_moegpu.core.model import DeviceKind, LaunchSpec, Scenario, Settings, Workload
+from pytest_moegpu.core.modelfacts import KnownAnswer
 from pytest_moegpu.core.verdict import FailedClass, Outcome, Verdict
 from pytest_moegpu.session import workload
 from pytest_moegpu.session.progress import Silent

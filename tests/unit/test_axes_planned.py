@@ -13,7 +13,8 @@ from pytest_moegpu.core.axes import AXES, Axis, amounts, is_sure, left_out, plan
 from pytest_moegpu.core.channels import answered, misplaced, spoken
 from pytest_moegpu.core.counting import Counted, counted
 from pytest_moegpu.core.evidence import Margin, RequestKind, RequestRecord
-from pytest_moegpu.core.model import DeviceKind, KnownAnswer, Settings, Workload
+from pytest_moegpu.core.model import DeviceKind, Settings, Workload
+from pytest_moegpu.core.modelfacts import KnownAnswer
 from pytest_moegpu.errors import CatalogError
 from tests.unit.builders import scenario
 

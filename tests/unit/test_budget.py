@@ -126,8 +126,10 @@ def test_the_35b_on_a_24_gib_card(context: int, f16: float, q8_0: float, q4_0: f
 
 def test_layers_leave_from_the_first_and_the_output_stays_longest() -> None:
     assert SMALL.weights is not None
-    none = llama_budget(SMALL, Settings(context=512, gpu_layers=0), default_reserve(GIB))
-    assert none.total == 0
+    reserve = default_reserve(GIB)
+    none = llama_budget(SMALL, Settings(context=512, gpu_layers=0), reserve, build=BUILD)
+    assert none.of("weights") == none.of("KV cache") == 0
+    assert none.total == compute_bytes(SMALL, Settings(context=512), build=BUILD) + reserve.size_bytes
     assert none.host_bytes == SMALL.weights.total
     one = llama_budget(SMALL, Settings(context=512, gpu_layers=1), NOTHING, build=BUILD)
     assert one.of("weights") == SMALL.weights.embedding

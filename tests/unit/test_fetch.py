@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_moegpu.core.model import ModelFacts, ModelSource
+from pytest_moegpu.core.modelfacts import ModelFacts, ModelSource
 from pytest_moegpu.errors import ModelFileError, UserError
 from pytest_moegpu.host import fetch
 from pytest_moegpu.host.fetch import cached_path, fetch_model

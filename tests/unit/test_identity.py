@@ -18,7 +18,8 @@ from pytest_moegpu.core.identity import (
     refusal,
     stack_changes,
 )
-from pytest_moegpu.core.model import DeviceKind, Gpu, KnownAnswer, ModelFile, Settings, Stack, Workload
+from pytest_moegpu.core.model import DeviceKind, Gpu, ModelFile, Settings, Stack, Workload
+from pytest_moegpu.core.modelfacts import KnownAnswer
 from pytest_moegpu.core.units import GIB, MIB
 from pytest_moegpu.errors import UserError
 

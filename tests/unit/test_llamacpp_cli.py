@@ -7,7 +7,8 @@ import pytest
 
 from pytest_moegpu.backends.llamacpp import LlamaCpp
 from pytest_moegpu.backends.llamacpp_cli import cli_argv, cli_environment, read_answer
-from pytest_moegpu.core.model import DeviceKind, KnownAnswer, LaunchSpec, Settings
+from pytest_moegpu.core.model import DeviceKind, LaunchSpec, Settings
+from pytest_moegpu.core.modelfacts import KnownAnswer
 from pytest_moegpu.errors import UserError
 
 DATA = Path(__file__).parent.parent / "data" / "llama_cli"

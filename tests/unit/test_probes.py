@@ -10,7 +10,7 @@ import pytest
 
 from pytest_moegpu.core.answers import RULES, check_rule, is_right
 from pytest_moegpu.core.evidence import Margin, Part, RequestKind, RequestRecord, StartEvidence
-from pytest_moegpu.core.model import KnownAnswer
+from pytest_moegpu.core.modelfacts import KnownAnswer
 from pytest_moegpu.core.probekinds import KINDS
 from pytest_moegpu.core.probemargins import LEAST_MARGIN, calibrated, is_candidate, joined, margin_of, margins_of
 from pytest_moegpu.core.probes import LANGUAGES, SEED, TIERS, probes

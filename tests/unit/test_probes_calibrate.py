@@ -14,7 +14,8 @@ from pytest_moegpu.backends.base import ChatRequest
 from pytest_moegpu.catalog import Catalog
 from pytest_moegpu.core.baseline import BASELINE_SCHEMA, Baseline
 from pytest_moegpu.core.evidence import Margin, RequestKind, RequestRecord
-from pytest_moegpu.core.model import KnownAnswer, Limits, Scenario, Settings, Stack, Workload
+from pytest_moegpu.core.model import Limits, Scenario, Settings, Stack, Workload
+from pytest_moegpu.core.modelfacts import KnownAnswer
 from pytest_moegpu.core.probemargins import few
 from pytest_moegpu.core.probes import probes
 from pytest_moegpu.host.store import write_baseline

@@ -8,8 +8,9 @@ from typing import Any
 from pytest_moegpu.backends.base import ChatRequest
 from pytest_moegpu.backends.llamacpp import LlamaCpp
 from pytest_moegpu.core.evidence import Part, Phase, RequestKind, RequestRecord
-from pytest_moegpu.core.model import KnownAnswer, LaunchSpec, Limits, Settings
+from pytest_moegpu.core.model import LaunchSpec, Limits, Settings
 from pytest_moegpu.core.model import Workload as Load
+from pytest_moegpu.core.modelfacts import KnownAnswer
 from pytest_moegpu.session.conversation import Conversation
 from pytest_moegpu.session.progress import Silent
 from pytest_moegpu.session.workload import Workload
