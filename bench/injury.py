@@ -113,6 +113,7 @@ class Project:
                     # Damaged weights are the same after many requests and after a pause.
                     "axes": ["long-output", "prompt-lengths", "second-turn", "cached", "concurrent", "not-streamed"],
                     "axis_prompt_tokens": [600],
+                    "known_answers": 1000,
                 },
                 # Any speed may stand here: it is only shown.
                 "limits": {"decode_at_depth_min_share": "1 %", "memory_budget": "8 GiB"},
