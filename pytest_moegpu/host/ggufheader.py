@@ -20,6 +20,8 @@ _STRING = 8
 _ARRAY = 9
 _KEPT_LENGTH = 1024
 _MAX_DIMENSIONS = 8
+# Vocabulary and merges of 250,000 entries take about 10 MB; what goes on for longer is no header.
+_MAX_HEADER_BYTES = 128 * 2**20
 
 
 class PastEndError(Exception):
@@ -74,6 +76,7 @@ class _Cursor:
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
         self._size = len(data)
+        self._end = min(self._size, _MAX_HEADER_BYTES)
         self._at = len(b"GGUF")
 
     def header(self) -> Header:
@@ -89,14 +92,18 @@ class _Cursor:
             (kind,) = self._take("I")
             metadata[key] = self._value(kind)
         tensors = tuple(self._tensor() for _ in range(tensor_count))
+        if len({tensor.name for tensor in tensors}) != len(tensors):
+            raise DamagedHeaderError("two of its tensors have one name")
         alignment = metadata.get("general.alignment", 32)
-        if not isinstance(alignment, int) or alignment <= 0:
-            raise DamagedHeaderError(f"its alignment is {alignment}")
+        if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
+            raise DamagedHeaderError(f"its alignment is {alignment}, which is no power of two")
         return Header(metadata=metadata, tensors=tensors, data_offset=-(-self._at // alignment) * alignment)
 
     def _skip(self, count: int) -> int:
         start = self._at
-        if count > self._size - start:
+        if count > self._end - start:
+            if self._end < self._size:
+                raise DamagedHeaderError(f"its header goes on beyond {_MAX_HEADER_BYTES // 2**20} MiB")
             raise PastEndError
         self._at += count
         return start

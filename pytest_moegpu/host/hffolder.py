@@ -86,7 +86,7 @@ def _config(path: Path) -> dict[str, Any]:
         config = json.loads(file.read_bytes())
     except FileNotFoundError:
         raise ModelFileError(f"model folder {path}: has no {_CONFIG}: it is not a model folder") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelFileError(f"model folder {path}: {_CONFIG} cannot be read: {error}") from error
     if not isinstance(config, dict):
         raise ModelFileError(f"model folder {path}: {_CONFIG} is not a JSON object")
@@ -99,7 +99,7 @@ def _weights(path: Path) -> list[Path]:
     if index.is_file():
         try:
             named = set(json.loads(index.read_bytes())["weight_map"].values())
-        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise ModelFileError(f"model folder {path}: {_INDEX} cannot be read: {error!r}") from error
         if missing := sorted(named - {file.name for file in weights}):
             raise ModelFileError(

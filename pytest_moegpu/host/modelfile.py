@@ -36,6 +36,8 @@ __all__ = [
 
 _CHUNK = 2**22
 _GUESSED = 1024
+# More than any model has, and few enough to make a record of each.
+_MOST_LAYERS = 10_000
 _PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
 
 
@@ -296,6 +298,8 @@ def _facts(path: Path, metadata: dict[str, object], types: Counter[str], weight:
         return value
 
     layers, embedding, heads = number("block_count"), number("embedding_length"), number("attention.head_count")
+    if not 0 < layers <= _MOST_LAYERS:
+        raise ModelFileError(f"model file {path}: is damaged: it says that it has {layers} layers")
     tokens = metadata.get("tokenizer.ggml.tokens")
     return GgufFacts(
         architecture=architecture,
