@@ -31,6 +31,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("-c", "--ctx-size", type=int, default=0, help="context of all slots together, in tokens")
     p.add_argument("-np", "--parallel", type=int, default=1, help="slots")
     p.add_argument("-ngl", "--gpu-layers", type=int, default=0, help="layers to put on a GPU")
+    p.add_argument(
+        "-ncmoe", "--n-cpu-moe", type=int, default=0, help="layers whose experts stay in host memory, as all do here"
+    )
     p.add_argument("-ctk", "--cache-type-k", default="f16", help="type of the K cache")
     p.add_argument("-ctv", "--cache-type-v", default="f16", help="type of the V cache")
     p.add_argument("-fa", "--flash-attn", choices=("auto", "on", "off"), default="auto")
@@ -108,6 +111,9 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if not args.model:
         print("error: --model is required", file=sys.stderr)
+        return 2
+    if args.n_cpu_moe and args.gpu_layers:
+        print("error: --n-cpu-moe: this server has no placement of experts on a GPU: use llama-server", file=sys.stderr)
         return 2
     print(version(x), flush=True)
     done = threading.Event()

@@ -77,7 +77,7 @@ def test_the_settings_above_move_every_field() -> None:
     assert same == {"thinking", "speculative", "extra_flags"} | refused
 
 
-@pytest.mark.parametrize("flag", ["--n-cpu-moe", "--api-key", "--por", "--wrong"])
+@pytest.mark.parametrize("flag", ["--override-tensor", "--api-key", "--por", "--wrong"])
 def test_an_unknown_flag_is_refused_as_llama_server_does(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main([*words(SETTINGS["plain"]), flag, "1"])
@@ -110,3 +110,9 @@ def test_version_is_read_by_the_backend() -> None:
     assert version.version is not None
     assert version.version.endswith("(xllamacpp)")
     assert version.build is not None
+
+
+def test_experts_are_in_host_memory_already_and_nothing_else_is_promised(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parser().parse_args(["--n-cpu-moe", "20"]).n_cpu_moe == 20
+    assert main(["--model", "/no/such.gguf", "--n-cpu-moe", "20", "--gpu-layers", "10"]) == 2
+    assert "this server has no placement of experts on a GPU: use llama-server" in capsys.readouterr().err
