@@ -26,7 +26,8 @@ class Behaviour:
     `models` None is 404 at /v1/models; `health` is the status of /health; `key` is asked for where it is not empty;
     `usage`, `stream`, `cached` are whether an answer has these; `strict` refuses fields that OpenAI does not know;
     `echoes` repeats a key that it refuses; `version` is that of /version; `broken` is an SSE error object instead of
-    an answer. `asked` collects the bodies of the chat requests.
+    an answer. `first_seconds` and `token_seconds` are how fast it answers; `asked` collects the bodies of the chat
+    requests.
     """
 
     models: tuple[str, ...] | None = ("tiny",)
@@ -40,6 +41,7 @@ class Behaviour:
     chat: bool = True
     version: str = ""
     broken: str = ""
+    first_seconds: float = 0.1
     token_seconds: float = 0.004
     asked: list[dict[str, Any]] = field(default_factory=list)
 
@@ -110,7 +112,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if it.broken:
             self._event({"error": {"message": it.broken, "code": 500}})
             return
-        time.sleep(0.1)
+        time.sleep(it.first_seconds)
         due = time.monotonic()
         for word in words:
             time.sleep(max(0.0, due - time.monotonic()))

@@ -91,7 +91,9 @@ def test_a_wrong_answer_is_one_whoever_started_the_server(project: Project) -> N
 
 
 def test_a_model_of_a_name_that_the_catalog_does_not_know_is_asked_general_questions(project: Project) -> None:
-    with serving(Behaviour(models=("acme/some-model",))) as address:
+    # Nearly two hundred questions.
+    behaviour = Behaviour(models=("acme/some-model",), first_seconds=0.01, token_seconds=0.001)
+    with serving(behaviour) as address:
         project.run(f"--moegpu-attach={address}", "-k", "output")
     (evidence,) = project.last_run().evidence
     general = Catalog.load().model("qwen3.6-35b-a3b").known_answers
