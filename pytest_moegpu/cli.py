@@ -1,7 +1,8 @@
 """`moegpu`: what is done with runs and baselines outside pytest. One function per verb.
 
-Exit codes: 0 good, 1 worse (`compare`, `ab`, `gate`), wrong (`check-launch`), bad (`check-text`) or died (`serve`), 2
-something is wrong with the input or no clear answer is possible, 3 wrong usage.
+Exit codes: 0 good, 1 worse (`compare`, `ab`, `gate`), wrong (`check-launch`), bad (`check-text`), warned of (`doctor`)
+or died (`serve`), 2 something is wrong with the input, the machine (`doctor`), or no clear answer is possible, 3 wrong
+usage.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pytest_moegpu.core.abargs import AbOrder, add_ab
 from pytest_moegpu.core.calibrateargs import add_calibrate
 from pytest_moegpu.core.checklaunchargs import add_check_launch
 from pytest_moegpu.core.checktextargs import add_check_text
+from pytest_moegpu.core.doctorargs import DoctorOrder, add_doctor
 from pytest_moegpu.core.gateargs import GateOrder, add_gate
 from pytest_moegpu.core.historyargs import HistoryOrder, add_history
 from pytest_moegpu.core.planargs import PlanOrder, add_plan
@@ -70,9 +72,7 @@ def _promote(args: argparse.Namespace) -> int:
 def _doctor(args: argparse.Namespace) -> int:
     from pytest_moegpu.session import doctor
 
-    text, code = doctor.examine(args.profile, args.catalog)
-    print(text)
-    return code
+    return doctor.run(DoctorOrder.of(args), sys.stdout, sys.stderr)
 
 
 def _watch(args: argparse.Namespace) -> int:
@@ -250,11 +250,9 @@ def parser() -> argparse.ArgumentParser:
     add_history(moved)
     _add_runs(moved)
 
-    doctor = verbs.add_parser("doctor", help="say what this machine is, and whether a profile can run on it")
-    doctor.add_argument("profile", nargs="?", help="profile to check, or none to describe the machine")
-    doctor.add_argument(
-        "--catalog", type=Path, action="append", default=[], metavar="FOLDER", help="folder with profiles of your own"
-    )
+    doctor = verbs.add_parser("doctor", help="say what this machine is, what of it is bad, and what can run on it")
+    add_doctor(doctor)
+    _add_runs(doctor)
 
     add_watch(verbs.add_parser("watch", help="show what the sampler sees of GPUs and a server, live"))
 

@@ -146,7 +146,7 @@ def _value(operator: Operator, value: object, where: str) -> Fact:
             if isinstance(value, str) and is_range(value):
                 return value
             wanted = "a range such as '>=13.2.0, <13.2.2'"
-        case Operator.NEWER_THAN | Operator.NONE_RUNS_ON:
+        case Operator.NEWER_THAN | Operator.NEWER_MAJOR_THAN | Operator.NONE_RUNS_ON:
             _must_be_fact(value, where)
             return str(value)
         case Operator.MATCHES:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pytest_moegpu.checks.common import broken, describe_process, nothing
 from pytest_moegpu.core.evidence import Evidence, Phase, StartEvidence
 from pytest_moegpu.core.model import DeviceKind, Gpu, GpuRequirement, Profile, Scenario
+from pytest_moegpu.core.ruled import Ruled
+from pytest_moegpu.core.rules import Severity
 from pytest_moegpu.core.units import GIB, MIB, format_bytes
 from pytest_moegpu.core.verdict import FailedClass, Outcome, Verdict
 
@@ -20,9 +22,9 @@ _MAX_GROWTH_BYTES = 64 * MIB
 def judge(evidence: Evidence, scenario: Scenario, profile: Profile) -> tuple[Verdict, ...]:
     """Judge the devices as found before the first start.
 
-    FAILED (environment) for a wrong GPU, a foreign process or too little free memory; INCONCLUSIVE when it is not known
-    whether the device was idle; facts the driver does not tell are findings. A server that broke later does not change
-    the answer.
+    FAILED (environment) for a wrong GPU, a foreign process, too little free memory or a rule that blocks; INCONCLUSIVE
+    when it is not known whether the device was idle; other rules that fired, and facts the driver does not tell, are
+    findings. A server that broke later does not change the answer.
     """
     fault = broken(evidence, scenario, "preflight") if evidence.starts else None
     if not evidence.gpus:
@@ -32,6 +34,7 @@ def judge(evidence: Evidence, scenario: Scenario, profile: Profile) -> tuple[Ver
         *_wrong_devices(evidence.gpus, profile.gpu),
         *(f"in use by {describe_process(p)}" for p in before.processes),
         *_too_little_free(evidence, scenario),
+        *(_ruled(each) for each in before.ruled if each.severity is Severity.BLOCKING),
     )
     on_gpu = profile.gpu.kind is DeviceKind.GPU
     outcome, reason = Outcome.PASS, "the device is the right one and idle" if on_gpu else "the right processor"
@@ -81,6 +84,13 @@ def idle_growth(start: StartEvidence, evidence: Evidence) -> str:
     )
 
 
+def _ruled(each: Ruled) -> str:
+    """Say which rule fired, on what, and what to do; with where that is known from."""
+    because = f" ({'; '.join(each.because)})" if each.because else ""
+    source = f" [{each.sources[0]}]" if each.sources else ""
+    return f"rule {each.id}: {each.title}{because}: {each.what} {each.do}{source}"
+
+
 def _names(gpus: tuple[Gpu, ...]) -> str:
     names = ", ".join(dict.fromkeys(g.name for g in gpus))
     return names if len(gpus) == 1 else f"{len(gpus)} x {names}"
@@ -128,7 +138,11 @@ def _facts(evidence: Evidence) -> tuple[tuple[str, str], ...]:
         if size is not None
     ]
     found = [f"device {g.index} {g.name}, {format_bytes(g.memory_bytes)}" for g in evidence.gpus]
-    lines = (("found", found), ("memory", memory), ("stack", versions))
+    rules = []
+    if before.rules:
+        unjudged = f"{len(before.unjudged)} of them not judged: facts not known" if before.unjudged else ""
+        rules = [f"{before.rules} held against this launch, {len(before.ruled)} fired", *filter(None, (unjudged,))]
+    lines = (("found", found), ("memory", memory), ("stack", versions), ("rules", rules))
     return tuple((label, "; ".join(parts)) for label, parts in lines if parts)
 
 
@@ -148,7 +162,9 @@ def _findings(evidence: Evidence, wanted: GpuRequirement) -> tuple[str, ...]:
             findings.append(
                 f"device {gpu.index}: persistence mode is off; a power limit is lost when the driver unloads"
             )
-    return tuple(findings)
+    before = evidence.preflight
+    told = [f"{each.severity}, {_ruled(each)}" for each in before.ruled if each.severity is not Severity.BLOCKING]
+    return (*findings, *told, *before.silenced)
 
 
 def _expected_facts(evidence: Evidence, wanted: GpuRequirement) -> tuple[tuple[str, object], ...]:

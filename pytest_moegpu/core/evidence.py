@@ -9,6 +9,7 @@ from pytest_moegpu.core.golden import TextScore
 from pytest_moegpu.core.health import DeviceHealth, KernelLog, PhaseTelemetry
 from pytest_moegpu.core.model import Gpu, Stack
 from pytest_moegpu.core.oneshot import OneShot
+from pytest_moegpu.core.ruled import Ruled
 
 __all__ = [
     "DeviceProcess",
@@ -273,7 +274,11 @@ class StartEvidence:
 
 @dataclass(frozen=True, kw_only=True)
 class Preflight:
-    """The devices as they were found before the first start of a scenario."""
+    """The devices as they were found before the first start of a scenario, and what rules said of it.
+
+    `rules` is how many rules were held against the facts, `ruled` are those that fired, `unjudged` the facts that were
+    missing by the id of a rule, `silenced` what is to be said of the rules that a person silenced.
+    """
 
     idle_bytes: int | None = None
     free_bytes: int | None = None
@@ -281,6 +286,10 @@ class Preflight:
     processes: tuple[DeviceProcess, ...] = ()
     notes: tuple[str, ...] = ()
     temperature_c: float | None = None
+    rules: int = 0
+    ruled: tuple[Ruled, ...] = ()
+    unjudged: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    silenced: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

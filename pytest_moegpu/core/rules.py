@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from pytest_moegpu.core.ruleversions import in_range, newer, runs_on
+from pytest_moegpu.core.ruleversions import in_range, newer, newer_major, runs_on
 
 __all__ = [
     "FACTS",
@@ -36,6 +36,7 @@ FACTS = (
     "container.runner",
     "ram.free_bytes",
     "disk.free_bytes",
+    "driver.known",
     "driver.version",
     "driver.cuda",
     "driver.mismatch",
@@ -67,7 +68,7 @@ FACTS = (
 )
 """Every fact that a rule may ask for, beside those of `_FAMILIES`."""
 _FAMILIES = ("env.", "settings.", "library.")
-_LIBRARIES_KNOWN = "library.known"
+_WHOLE = ("env", "library")
 
 
 class Severity(StrEnum):
@@ -101,10 +102,15 @@ class Operator(StrEnum):
     """A version in a range, such as `>=13.2.0, <13.2.2`."""
     NEWER_THAN = "newer_than"
     """A version newer than that of another fact, by its first two numbers."""
+    NEWER_MAJOR_THAN = "newer_major_than"
+    """A version of a newer major than that of another fact."""
     NONE_RUNS_ON = "none_runs_on"
     """None of a build's architectures runs on one of the compute capabilities that another fact lists."""
     ABOVE = "above"
     BELOW = "below"
+
+
+_OF_TWO = (Operator.NEWER_THAN, Operator.NEWER_MAJOR_THAN, Operator.NONE_RUNS_ON)
 
 
 class State(StrEnum):
@@ -117,7 +123,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Condition:
-    """One question about one fact. For `newer_than` and `none_runs_on` the value is the name of another fact."""
+    """One question about one fact. Of some operators the value is the name of another fact."""
 
     fact: str
     operator: Operator
@@ -188,7 +194,7 @@ def _judged(rule: Rule, facts: Facts) -> RuleFinding:
 
 
 def _named(condition: Condition) -> tuple[str, ...]:
-    other = condition.operator in (Operator.NEWER_THAN, Operator.NONE_RUNS_ON)
+    other = condition.operator in _OF_TWO
     return (condition.fact, str(condition.value)) if other else (condition.fact,)
 
 
@@ -200,22 +206,31 @@ def _missing(condition: Condition, facts: Facts) -> tuple[str, ...]:
 def _holds(condition: Condition, facts: Facts) -> bool | None:
     """Answer one condition; None where a fact is not known, or is of a form that cannot be compared."""
     value = facts.get(condition.fact)
-    if condition.operator is Operator.PRESENT:
-        if value is not None:
-            return bool(condition.value)
-        # What is not among the variables of a known environment is not set.
-        known = condition.fact.startswith("env.") and "env.known" in facts
-        return (not condition.value) if known else None
     if value is None:
-        return None
-    if condition.operator in (Operator.NEWER_THAN, Operator.NONE_RUNS_ON):
+        return _absent(condition, facts)
+    if condition.operator is Operator.PRESENT:
+        return bool(condition.value)
+    if condition.operator in _OF_TWO:
         other = facts.get(str(condition.value))
         if other is None:
             return None
         if condition.operator is Operator.NEWER_THAN:
             return newer(str(value), str(other))
+        if condition.operator is Operator.NEWER_MAJOR_THAN:
+            return newer_major(str(value), str(other))
         return _none_runs_on(value, other)
     return _compared(condition.operator, value, condition.value)
+
+
+def _absent(condition: Condition, facts: Facts) -> bool | None:
+    """Answer for a fact that is not there: it is not known, or one of a family that was looked at as a whole."""
+    family = condition.fact.partition(".")[0]
+    if f"{family}.known" not in facts:
+        return None
+    if condition.operator is Operator.PRESENT:
+        return not condition.value
+    # Of a known driver something may still be unknown; a variable or library that is absent has no value.
+    return False if family in _WHOLE else None
 
 
 def _none_runs_on(built: Fact, found: Fact) -> bool | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from itertools import zip_longest
 
-__all__ = ["in_range", "is_range", "newer", "runs_on"]
+__all__ = ["in_range", "is_range", "newer", "newer_major", "runs_on"]
 
 _NUMBERS = re.compile(r"\d+(?:\.\d+)*")
 _BOUND = re.compile(r"(>=|<=|==|>|<)\s*(\d+(?:\.\d+)*)")
@@ -50,6 +50,12 @@ def newer(version: str, other: str) -> bool | None:
     """Tell whether one CUDA version is newer than another, by major and minor: a driver offers these."""
     a, b = _numbers(version), _numbers(other)
     return None if a is None or b is None else _order(a[:2], b[:2]) > 0
+
+
+def newer_major(version: str, other: str) -> bool | None:
+    """Tell whether one CUDA version is of a newer major than another: within one, a build runs on an older driver."""
+    a, b = _numbers(version), _numbers(other)
+    return None if a is None or b is None else a[0] > b[0]
 
 
 def runs_on(built: str, capability: str) -> bool:

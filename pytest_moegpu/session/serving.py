@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from pytest_moegpu.session.attached import AttachedServer
 from pytest_moegpu.session.attachedfacts import attached_evidence
 from pytest_moegpu.session.describe import describe
 from pytest_moegpu.session.foretold import foretold
+from pytest_moegpu.session.ruling import with_rules
 from pytest_moegpu.session.server import Server
 from pytest_moegpu.session.target import Target
 
@@ -28,15 +30,19 @@ def server_of(target: Target, scenario: Scenario, log_path: Path, scratch: str) 
     return Server(target.backend, target.launch(scenario, scratch), scenario.limits, log_path)
 
 
-def described(target: Target, scenario: Scenario, runs: Path | None = None) -> Evidence:
+def described(
+    target: Target, scenario: Scenario, runs: Path | None = None, catalog: Sequence[Path] | None = None
+) -> Evidence:
     """Return the evidence of a scenario without any start yet, as `session.describe`, with what memory is expected.
 
     `runs` are the stored ones, from which is learned what the device keeps for itself; None: that is assumed.
+    `catalog` are the user's own folders, with whose rules the launch is judged; None: by no rules.
     """
     evidence = describe(target, scenario)
     if target.attached is not None:
         return attached_evidence(evidence, target.attached)
-    return replace(evidence, predicted=foretold(target, scenario, evidence.stack.engine_version, runs))
+    evidence = replace(evidence, predicted=foretold(target, scenario, evidence.stack.engine_version, runs))
+    return evidence if catalog is None else with_rules(evidence, target, scenario, catalog)
 
 
 def marked(target: Target, verdict: Verdict) -> Verdict:

@@ -139,7 +139,7 @@ class Session:
 
     def _measure(self, scenario: Scenario, known: Evidence | None, total: int) -> Evidence:
         self.stop_live()
-        evidence = known or described(self.target, scenario, self.options.runs)
+        evidence = known or described(self.target, scenario, self.options.runs, self.options.catalog)
         if evidence.failure is None and not self._has_bundle():
             evidence = replace(evidence, starts=(*evidence.starts, never_started(self.store_problem)))
         if evidence.failure is not None:

@@ -105,7 +105,7 @@ def test_show_promote_and_compare(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_doctor_of_an_unknown_profile(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "rtx309"]) == 2
+    assert main(["doctor", "rtx309"]) == 3
     assert "did you mean 'rtx3090'?" in capsys.readouterr().err
 
 

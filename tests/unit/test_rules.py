@@ -12,7 +12,7 @@ import pytest
 
 from pytest_moegpu.catalog.rulebook import Rulebook
 from pytest_moegpu.core.rules import Condition, Confidence, Fact, Operator, Rule, Severity, State, evaluate
-from pytest_moegpu.core.ruleversions import in_range, newer, runs_on
+from pytest_moegpu.core.ruleversions import in_range, newer, newer_major, runs_on
 from pytest_moegpu.errors import CatalogError
 
 RULE = """
@@ -83,6 +83,9 @@ def test_a_runtime_of_the_drivers_own_minor_is_not_newer() -> None:
     assert newer("13.1", "13.0") is True
     assert newer("12.9", "13.0") is False
     assert newer("none", "13.0") is None
+    assert newer_major("13.2", "13.0") is False
+    assert newer_major("13.0", "12.9") is True
+    assert newer_major("13.0", "none") is None
 
 
 @pytest.mark.parametrize(

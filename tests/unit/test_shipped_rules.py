@@ -21,13 +21,17 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"engine.toolkit": "13.2.1", "model.tensor_types": ("Q4_K", "IQ3_S"), "driver.cuda": "13.2"},
         {"engine.toolkit": "13.2.2"},
     ),
+    "runtime-newer-major-than-driver": (
+        {"engine.cuda_runtime": "13.0", "driver.cuda": "12.9", "gpu.family": "GeForce"},
+        {"driver.cuda": "13.0"},
+    ),
+    "runtime-newer-major-than-driver-datacenter": (
+        {"engine.cuda_runtime": "13.0", "driver.cuda": "12.9", "gpu.family": "datacenter"},
+        {"gpu.family": "GeForce"},
+    ),
     "runtime-newer-than-driver": (
         {"engine.cuda_runtime": "13.2", "driver.cuda": "13.0", "gpu.family": "GeForce"},
         {"engine.cuda_runtime": "13.0.88"},
-    ),
-    "runtime-newer-than-driver-datacenter": (
-        {"engine.cuda_runtime": "13.2", "driver.cuda": "13.0", "gpu.family": "datacenter"},
-        {"gpu.family": "GeForce"},
     ),
     "architecture-not-built": (
         {"engine.architectures": ("8.0", "9.0"), "gpu.capabilities": ("12.0",)},
