@@ -129,6 +129,11 @@ class Condition:
     operator: Operator
     value: Fact
 
+    @property
+    def asks(self) -> tuple[str, ...]:
+        """The facts that it looks at."""
+        return (self.fact, str(self.value)) if self.operator in _OF_TWO else (self.fact,)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
@@ -189,18 +194,13 @@ def _judged(rule: Rule, facts: Facts) -> RuleFinding:
     unknown = tuple(name for condition, answer in answers if answer is None for name in _missing(condition, facts))
     if unknown:
         return RuleFinding(rule=rule, state=State.UNJUDGED, unknown=tuple(dict.fromkeys(unknown)))
-    names = dict.fromkeys(name for condition, _ in answers for name in _named(condition) if name in facts)
+    names = dict.fromkeys(name for condition, _ in answers for name in condition.asks if name in facts)
     return RuleFinding(rule=rule, state=State.FIRES, because=tuple(f"{name} {_text(facts[name])}" for name in names))
-
-
-def _named(condition: Condition) -> tuple[str, ...]:
-    other = condition.operator in _OF_TWO
-    return (condition.fact, str(condition.value)) if other else (condition.fact,)
 
 
 def _missing(condition: Condition, facts: Facts) -> tuple[str, ...]:
     # All there, and no answer: one of them is of a form that cannot be compared.
-    return tuple(name for name in _named(condition) if name not in facts) or _named(condition)
+    return tuple(name for name in condition.asks if name not in facts) or condition.asks
 
 
 def _holds(condition: Condition, facts: Facts) -> bool | None:

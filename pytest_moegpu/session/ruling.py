@@ -14,7 +14,7 @@ from pytest_moegpu.core.facts import facts, model_facts, scenario_facts
 from pytest_moegpu.core.machine import Built, Driver, FoundEngine, Machine
 from pytest_moegpu.core.model import DeviceKind, ModelFile, ModelFormat, Scenario
 from pytest_moegpu.core.ruled import Ruled, fired, unjudged
-from pytest_moegpu.core.rules import Facts, Operator, Rule, Severity, evaluate
+from pytest_moegpu.core.rules import Facts, Rule, Severity, evaluate
 from pytest_moegpu.errors import CatalogError, ModelFileError
 from pytest_moegpu.host.enginefacts import read_built
 from pytest_moegpu.host.hostfacts import loaded_module, read_host
@@ -68,10 +68,7 @@ def concerned(rules: Iterable[Rule], *, on_gpu: bool) -> tuple[Rule, ...]:
 
 
 def _asks(rule: Rule) -> set[str]:
-    """Return the facts that a rule looks at; some compare one with another."""
-    two = (Operator.NEWER_THAN, Operator.NONE_RUNS_ON)
-    others = {str(condition.value) for condition in rule.when if condition.operator in two}
-    return {condition.fact for condition in rule.when} | others
+    return {name for condition in rule.when for name in condition.asks}
 
 
 def launch_facts(evidence: Evidence, target: Target, scenario: Scenario) -> Facts:
