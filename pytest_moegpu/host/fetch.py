@@ -18,7 +18,7 @@ from pytest_moegpu.core.modelfacts import ModelFacts, ModelSource
 from pytest_moegpu.core.units import format_bytes
 from pytest_moegpu.errors import ModelFileError, UserError
 from pytest_moegpu.host.cache import cache_dir
-from pytest_moegpu.host.modelfile import remember_sha256, sha256_of
+from pytest_moegpu.host.checksum import remember_sha256, sha256_of
 
 __all__ = ["PipRunner", "cached_path", "fetch_model", "run_pip"]
 

@@ -10,7 +10,8 @@ from typing import Any
 from pytest_moegpu.core.model import ModelFile, ModelFormat
 from pytest_moegpu.core.modelfacts import ModelFacts
 from pytest_moegpu.errors import ModelFileError
-from pytest_moegpu.host.modelfile import catalog_name, is_lfs_pointer, sha256_of
+from pytest_moegpu.host.checksum import sha256_of
+from pytest_moegpu.host.modelfile import catalog_name, is_lfs_pointer
 
 __all__ = ["facts_of_folder", "folder_file", "is_folder_model"]
 

@@ -5,36 +5,31 @@ from __future__ import annotations
 import contextlib
 import difflib
 import hashlib
-import json
 import re
-import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_moegpu.core.model import ModelFile
 from pytest_moegpu.core.modelfacts import ModelFacts
-from pytest_moegpu.core.units import GIB
 from pytest_moegpu.errors import ModelFileError
-from pytest_moegpu.host.cache import cache_dir
-from pytest_moegpu.host.files import write_atomic
+from pytest_moegpu.host.checksum import sha256_of
 from pytest_moegpu.host.ggufheader import DamagedHeaderError, Header, LongArray, PastEndError, read_header
 
 __all__ = [
     "GgufFacts",
     "catalog_name",
     "facts_of",
+    "facts_of_headers",
     "is_lfs_pointer",
     "is_part",
     "model_file",
     "read_gguf",
-    "remember_sha256",
-    "sha256_of",
     "tensor_size",
     "whole_headers",
 ]
 
-_CHUNK = 2**22
 _GUESSED = 1024
 # More than any model has, and few enough to make a record of each.
 _MOST_LAYERS = 10_000
@@ -69,7 +64,15 @@ def read_gguf(path: Path) -> GgufFacts:
     Raises:
         ModelFileError: Missing, empty, not a GGUF, truncated, damaged, or not a language model.
     """
-    parts, headers = _parts(path), whole_headers(path)
+    return facts_of_headers(path, whole_headers(path))
+
+
+def facts_of_headers(path: Path, headers: Sequence[Header]) -> GgufFacts:
+    """Return the facts of a model file whose headers are read already.
+
+    Raises:
+        ModelFileError: It is not a language model.
+    """
     types: Counter[str] = Counter()
     weight: Counter[str] = Counter()
     for header in headers:
@@ -77,7 +80,7 @@ def read_gguf(path: Path) -> GgufFacts:
             label, size = tensor_size(tensor.type, tensor.elements)
             types[label] += 1
             weight[label] += size or 0
-    return _facts(path, headers[0].metadata, types, weight, sum(part.stat().st_size for part in parts))
+    return _facts(path, headers[0].metadata, types, weight, sum(part.stat().st_size for part in _parts(path)))
 
 
 def whole_headers(path: Path) -> tuple[Header, ...]:
@@ -137,58 +140,6 @@ def model_file(path: Path) -> ModelFile:
     return ModelFile(
         path=str(path.absolute()), size_bytes=facts.size_bytes, sha256=digest, quantisation=facts.quantisation
     )
-
-
-def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file, computed once per path, size and time of change.
-
-    Raises:
-        ModelFileError: The file cannot be read.
-    """
-    note = _note_of(path)
-    try:
-        stored = json.loads(note.read_bytes())
-        if isinstance(stored, dict) and _stamp(path).items() <= stored.items():
-            return str(stored["sha256"])
-    except (OSError, ValueError, KeyError):
-        pass
-    try:
-        digest = _hash(path)
-    except OSError as error:
-        raise ModelFileError(f"model file {path}: cannot be read: {error.strerror}") from error
-    remember_sha256(path, digest)
-    return digest
-
-
-def remember_sha256(path: Path, digest: str) -> None:
-    """Note a checksum that was just computed. A cache folder that cannot be written only costs time later."""
-    with contextlib.suppress(OSError):
-        write_atomic(_note_of(path), json.dumps(_stamp(path) | {"sha256": digest}, indent=1).encode())
-
-
-def _stamp(path: Path) -> dict[str, object]:
-    stat = path.stat()
-    return {"path": str(path.resolve()), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
-
-
-def _note_of(path: Path) -> Path:
-    return cache_dir() / "checksums" / f"{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:32]}.json"
-
-
-def _hash(path: Path) -> str:
-    from tqdm import tqdm
-
-    size = path.stat().st_size
-    digest = hashlib.sha256()
-    quiet = size <= GIB or not sys.stderr.isatty()
-    with (
-        path.open("rb") as file,
-        tqdm(total=size, desc=f"checksum of {path.name}", unit="B", unit_scale=True, disable=quiet, leave=False) as bar,
-    ):
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-            bar.update(len(chunk))
-    return digest.hexdigest()
 
 
 def _parts(path: Path) -> list[Path]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from pytest_moegpu.core.shape import BlockWeights, KvGroup, ModelShape, WeightTable
 from pytest_moegpu.errors import ModelFileError
 from pytest_moegpu.host.ggufheader import Tensor
-from pytest_moegpu.host.modelfile import catalog_name, read_gguf, tensor_size, whole_headers
+from pytest_moegpu.host.modelfile import catalog_name, facts_of_headers, tensor_size, whole_headers
 
 __all__ = ["KNOWN_ARCHITECTURES", "shape_of_gguf"]
 
@@ -32,7 +32,8 @@ def shape_of_gguf(path: Path) -> ModelShape:
     Raises:
         ModelFileError: As `host.modelfile.read_gguf`, or a tensor of a block that the model does not have.
     """
-    facts, headers = read_gguf(path), whole_headers(path)
+    headers = whole_headers(path)
+    facts = facts_of_headers(path, headers)
     metadata, architecture = headers[0].metadata, facts.architecture
     values = _Values(metadata, architecture)
     mtp = values.number("nextn_predict_layers")

@@ -16,9 +16,10 @@ from pathlib import Path
 from pytest_moegpu.core.units import format_bytes
 from pytest_moegpu.core.upcycle import Action, DenseTensor, Order, Plan, PlannedTensor, plan, router, sliced
 from pytest_moegpu.errors import ModelFileError, UserError
+from pytest_moegpu.host.checksum import remember_sha256, sha256_of
 from pytest_moegpu.host.ggufheader import read_header
 from pytest_moegpu.host.ggufraw import RawEntry, RawGguf, RawTensor, entry_number, pieces, read_raw, tensor_type
-from pytest_moegpu.host.modelfile import is_part, read_gguf, remember_sha256, sha256_of
+from pytest_moegpu.host.modelfile import is_part, read_gguf
 
 __all__ = ["Upcycled", "upcycle"]
 

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from pytest_moegpu.errors import ModelFileError
-from pytest_moegpu.host import modelfile
+from pytest_moegpu.host import checksum
+from pytest_moegpu.host.checksum import sha256_of
 from pytest_moegpu.host.ggufheader import read_header
-from pytest_moegpu.host.modelfile import facts_of, model_file, read_gguf, sha256_of
+from pytest_moegpu.host.modelfile import facts_of, model_file, read_gguf
 from tests.fakes.gguf import write_gguf
 
 
@@ -195,13 +196,13 @@ def test_a_pipe_is_refused_without_waiting(tmp_path: Path) -> None:
 
 def test_checksum_is_computed_once_until_the_file_changes(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Path] = []
-    real = modelfile._hash
+    real = checksum._hash
 
     def counted(path: Path) -> str:
         calls.append(path)
         return real(path)
 
-    monkeypatch.setattr(modelfile, "_hash", counted)
+    monkeypatch.setattr(checksum, "_hash", counted)
     first = sha256_of(tiny)
     assert sha256_of(tiny) == first
     assert len(calls) == 1
@@ -239,6 +240,6 @@ def test_progress_only_for_large_files_on_a_terminal(
 
     stream = Stream()
     monkeypatch.setattr("sys.stderr", stream)
-    monkeypatch.setattr(modelfile, "GIB", 1)
+    monkeypatch.setattr(checksum, "GIB", 1)
     sha256_of(tiny)
     assert ("checksum of tiny.gguf" in stream.getvalue()) is terminal
