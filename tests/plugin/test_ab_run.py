@@ -17,7 +17,7 @@ from pytest_moegpu.host.store import read_run
 from tests.fakes.llama_server import VARIABLE
 from tests.fakes.project import Project, section
 
-_TRIES = 3
+_TRIES = 5
 _SPEED = {"token_seconds": 0.02, "first_seconds": 0.2}
 
 
