@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from statistics import fmean
+from typing import Any
 
 import pytest
 
@@ -98,19 +99,22 @@ def test_gibberish_fails_even_where_the_known_answers_are_right(project: Project
 def test_promote_then_compare_and_a_slower_engine_is_regressed(project: Project) -> None:
     args = ("--moegpu-starts=5", "--moegpu-max-starts=5", "--moegpu-level=2", "-k", "output or decode")
     # All speeds, because a baseline is made only of a run whose every speed is valid.
-    slow = {"token_seconds": TOKEN_SECONDS, "first_seconds": 0.15}  # a busy machine is late by a smaller share of it
-    assert project.measure(*args[:-1], "output or throughput", **slow).ret == 0
+    slow: dict[str, Any] = {
+        "token_seconds": TOKEN_SECONDS,
+        "first_seconds": 0.15,
+    }  # a busy machine is late by a smaller share of it
+    assert project.measure(*args[:-1], "output or throughput", patient=False, **slow).ret == 0
     promoted = project.moegpu("promote", "latest")
     assert (promoted.returncode, promoted.stderr) == (0, "")
     assert "5 starts of" in promoted.stdout
     assert project.baseline.exists()
 
-    same = project.measure(*args, "--junit-xml=same.xml", token_seconds=TOKEN_SECONDS)
+    same = project.measure(*args, "--junit-xml=same.xml", patient=False, token_seconds=TOKEN_SECONDS)
     outcome = project.junit("same.xml").properties["test_baseline[fake-1k-decode]"]["moegpu.outcome"]
     # A busy machine may widen the interval; it must never make the same engine worse.
     assert (outcome, same.ret) in {("PASS", 0), ("IMPROVED", 0), ("INCONCLUSIVE", 1)}
 
-    slower = project.measure(*args, token_seconds=TOKEN_SECONDS / 0.7, version="5000 (newer)")
+    slower = project.measure(*args, patient=False, token_seconds=TOKEN_SECONDS / 0.7, version="5000 (newer)")
     assert slower.ret == 1
     told = section(slower.stdout.str(), "REGRESSED  decode")
     assert "allowed -5 %" in told
