@@ -1,7 +1,8 @@
 """Does the rule alarm where nothing changed, and find a loss that is there? Starts of a real server, judged pairwise.
 
     python -m bench.real_ab PROFILE [--model FILE] [--server PROGRAM] [--starts 40] [--seed S] [--json FILE]
-        [--loss SETTING]… [--loss-starts 12] [--catalog FOLDER] [--runs FOLDER]
+        [--loss SETTING]… [--loss-starts 12] [--catalog FOLDER] [--runs FOLDER] [--measured FILE]
+    python -m bench.real_ab PROFILE --judge FILE [--json FILE]
 
 All starts are made in one session, in random order: `--starts` as the profile says (A), and `--loss-starts` of each
 `--loss`, a launch setting as for `moegpu ab --b-set`. Then, with nothing pooled but starts:
@@ -9,10 +10,11 @@ All starts are made in one session, in random order: `--starts` as the profile s
 * interleaved, nothing changed: each window of 12 A in a row, divided in ABBA order into 6 and 6, one side against the
   other and the other way round; and random divisions of any 12 A (these share starts, so their number is no count of
   independent trials);
-* stored, nothing changed: each 5 A in a row as a session of its own, one against another;
+* stored, nothing changed: each 5 A in a row as a session of its own, judged against every earlier one;
 * each loss: windows of 6 of its starts against the 6 A that were made nearest in time.
 
-All compared metrics of a comparison share the level of 1 %, as in every run.
+All compared metrics of a comparison share the level of 1 %, as in every run. `--measured` keeps the starts as they are
+made and judges none; `--judge` judges those of such a file, which needs no GPU.
 """
 
 from __future__ import annotations
@@ -30,12 +32,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from tabulate import tabulate
 
+from pytest_moegpu.catalog import Catalog
 from pytest_moegpu.checks.throughput import metrics
 from pytest_moegpu.core.abargs import AbOrder, SideOrder
 from pytest_moegpu.core.baseline import BASELINE_SCHEMA, Baseline, BaselineSession
 from pytest_moegpu.core.evidence import Evidence, StartEvidence
+from pytest_moegpu.core.model import Profile, Scenario
 from pytest_moegpu.core.verdict import METRICS, Outcome, Verdict
 from pytest_moegpu.errors import MoegpuError
 from pytest_moegpu.session.abjudge import AbJudge
@@ -56,17 +61,31 @@ class Made:
     start: StartEvidence
 
 
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """All starts of one side, and the places of each among all."""
+
+    name: str
+    scenario: Scenario
+    evidence: Evidence
+    places: tuple[int, ...]
+
+    @property
+    def made(self) -> list[Made]:
+        """The starts, in the order they were made in."""
+        return [Made(place=p, start=s) for p, s in zip(self.places, self.evidence.starts, strict=True)]
+
+
 class Judge:
     """Judges starts of one session against others of it."""
 
-    def __init__(self, a: AbSide) -> None:
-        self.side, self.profile = a, a.session.target.profile
-        self.base = evidence_of(a)
+    def __init__(self, a: Side, profile: Profile) -> None:
+        self.side, self.profile, self.base = a, profile, a.evidence
 
-    def interleaved(self, a: Sequence[Made], b: Sequence[Made], now: AbSide) -> dict[str, Verdict]:
+    def interleaved(self, a: Sequence[Made], b: Sequence[Made], now: Side) -> dict[str, Verdict]:
         """Judge B against A as `moegpu ab` does at a first and only look."""
         judge = AbJudge(self.profile, self.side.scenario, now.scenario, (len(a),))
-        judge.look(_with(self.base, a), _with(evidence_of(now), b), 0)
+        judge.look(_with(self.base, a), _with(now.evidence, b), 0)
         return judge.verdicts
 
     def stored(self, base: Sequence[Made], now: Sequence[Made]) -> dict[str, Verdict]:
@@ -110,11 +129,11 @@ def _with(evidence: Evidence, made: Sequence[Made]) -> Evidence:
     return replace(evidence, starts=tuple(each.start for each in ordered))
 
 
-def measured(sides: Sequence[AbSide], counts: Sequence[int], seed: int) -> list[list[Made]]:
+def measured(sides: Sequence[AbSide], counts: Sequence[int], seed: int, kept: Path | None) -> list[Side]:
     """Make all starts, in random order; a start whose speeds may not be believed is made again, as `ab` does."""
     turns = [number for number, count in enumerate(counts) for _ in range(count)]
     random.Random(seed).shuffle(turns)
-    made: list[list[Made]] = [[] for _ in sides]
+    places: list[list[int]] = [[] for _ in sides]
     for place, number in enumerate(turns):
         side = sides[number]
         for _ in range(3):
@@ -127,9 +146,19 @@ def measured(sides: Sequence[AbSide], counts: Sequence[int], seed: int) -> list[
             side.drop()
         else:
             continue
-        made[number].append(Made(place=place, start=evidence_of(side).starts[-1]))
+        places[number].append(place)
         print(f"{place + 1}/{len(turns)} {side.name}: {_shown(evidence_of(side))}", file=sys.stderr, flush=True)
-    return made
+        if kept is not None and all(places):
+            # After each: a time limit must not cost what was measured before it.
+            kept.write_bytes(msgspec.json.encode(_sides(sides, places)))
+    return _sides(sides, places)
+
+
+def _sides(sides: Sequence[AbSide], places: Sequence[Sequence[int]]) -> list[Side]:
+    return [
+        Side(name=side.name, scenario=side.scenario, evidence=evidence_of(side), places=tuple(at))
+        for side, at in zip(sides, places, strict=True)
+    ]
 
 
 def _shown(evidence: Evidence) -> str:
@@ -182,11 +211,11 @@ def unchanged(judge: Judge, a: Sequence[Made], seed: int) -> list[dict[str, Any]
         tally("interleaved 6 + 6, apart", (judge.interleaved(x, y, side) for x, y in separate)),
         tally("interleaved 6 + 6, windows", (judge.interleaved(x, y, side) for x, y in pairs)),
         tally("interleaved 6 + 6, random", (judge.interleaved(x, y, side) for x, y in divided)),
-        tally("stored, 5 against 5", (judge.stored(x, y) for x, y in itertools.permutations(sessions, 2))),
+        tally("stored, 5 against 5", (judge.stored(x, y) for x, y in itertools.combinations(sessions, 2))),
     ]
 
 
-def changed(judge: Judge, a: Sequence[Made], b: Sequence[Made], now: AbSide) -> Iterable[dict[str, Verdict]]:
+def changed(judge: Judge, a: Sequence[Made], b: Sequence[Made], now: Side) -> Iterable[dict[str, Verdict]]:
     """Judge windows of 6 starts of a loss against the 6 of A made nearest to them."""
     for first in range(0, len(b) - SIDE + 1, SIDE):
         window = b[first : first + SIDE]
@@ -208,8 +237,27 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--catalog", type=Path, action="append", default=[])
     parser.add_argument("--runs", type=Path, default=Path(".moegpu/runs"))
+    parser.add_argument("--measured", type=Path, help="keep the starts in this file; judge none")
+    parser.add_argument("--judge", type=Path, help="judge the starts of this file; make none")
     parser.add_argument("--json", type=Path, default=Path("real_ab.json"))
     args = parser.parse_args()
+    if args.judge is None:
+        sides = _measure(args)
+        if args.measured is not None:
+            return 0
+    else:
+        sides = msgspec.json.decode(args.judge.read_bytes(), type=list[Side])
+    result = judged(sides, Catalog.load(args.catalog).profile(args.profile), args.seed)
+    args.json.write_text(
+        json.dumps({"command": sys.argv, **result}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
+    print(table(result["rows"]))
+    print("CV of A over starts: " + ", ".join(f"{name} {cv:.2%}" for name, cv in result["cv"].items()))
+    return 0
+
+
+def _measure(args: argparse.Namespace) -> list[Side]:
+    """Open all sides and make their starts."""
     plain = SideOrder(server=args.server, scenario=args.scenario)
     asked = AbOrder(
         profile=args.profile, a=plain, b=plain, model=args.model, catalog=tuple(args.catalog), runs=args.runs
@@ -222,32 +270,29 @@ def main() -> int:
             sides.append(open_side("b" if words else "a", asked, replace(plain, settings=words), told, tuple(sys.argv)))
             sides[-1].name = name
             stack.callback(sides[-1].session.close, "finished")
-        made = measured(sides, [args.starts, *(args.loss_starts for _ in args.loss)], args.seed)
-        judge = Judge(sides[0])
-        rows = unchanged(judge, made[0], args.seed)
-        for side, starts in zip(sides[1:], made[1:], strict=True):
-            rows.append(tally(f"{side.name}, 6 + 6", changed(judge, made[0], starts, side)))
-        values = {
-            side.name: {name: metric.values for name, metric in metrics(evidence_of(side)).items()} for side in sides
-        }
+        return measured(sides, [args.starts, *(args.loss_starts for _ in args.loss)], args.seed, args.measured)
+
+
+def judged(sides: Sequence[Side], profile: Profile, seed: int) -> dict[str, Any]:
+    """Judge the starts of the first side against each other, and those of the others against them."""
+    a, *losses = sides
+    judge = Judge(a, profile)
+    rows = unchanged(judge, a.made, seed)
+    rows += [tally(f"{side.name}, 6 + 6", changed(judge, a.made, side.made, side)) for side in losses]
+    values = {side.name: {name: metric.values for name, metric in metrics(side.evidence).items()} for side in sides}
     spread = {
         name: statistics.stdev(found) / statistics.mean(found)
-        for name, found in values["A"].items()
+        for name, found in values[a.name].items()
         if len(found) > 1 and statistics.mean(found)
     }
-    result = {
-        "command": sys.argv,
+    return {
         "gpus": [gpu.name for gpu in judge.base.gpus],
         "engine": judge.base.stack.engine_version,
-        "starts": {side.name: len(starts) for side, starts in zip(sides, made, strict=True)},
+        "starts": {side.name: len(side.places) for side in sides},
         "cv": spread,
         "rows": rows,
         "values": values,
     }
-    args.json.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    print(table(rows))
-    print("CV of A over starts: " + ", ".join(f"{name} {cv:.2%}" for name, cv in spread.items()))
-    return 0
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
