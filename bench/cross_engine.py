@@ -1,10 +1,12 @@
 """Does a golden of one engine judge the others: none accused when healthy, all caught with damaged weights?
 
-    python -m bench.cross_engine --engine PROFILE=MODEL=PROGRAM … [--json FILE] [--only WORD,…] [--work FOLDER]
+    python -m bench.cross_engine --engine PROFILE[:SCENARIO]=MODEL=PROGRAM … [--json FILE] [--only WORD,…]
+        [--checks WORDS] [--work FOLDER]
 
 The first engine is run healthy and promoted; its golden judges every run after it (`--moegpu-golden`). Each engine is
 then run on its model as it is, and with damaged copies of it, which its program loads in place of the file it is told
-(bench/_swapped_model.py). MODEL is a GGUF file or a folder of Hugging Face's form, all of the same weights.
+(bench/_swapped_model.py). `--checks` asks more of the healthy runs, in pytest's words for `-k`. MODEL is a GGUF file or
+a folder of Hugging Face's form, all of the same weights.
 """
 
 from __future__ import annotations
@@ -47,17 +49,19 @@ RUN_SECONDS = 400
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """One server program with its model, by the profile it is run in."""
+    """One server program with its model, by the profile it is run in, and of its scenarios one or all."""
 
     profile: str
+    scenario: str
     model: Path
     program: str
 
     @classmethod
     def of(cls, text: str) -> Engine:
-        """Read `PROFILE=MODEL=PROGRAM`."""
-        profile, model, program = text.split("=", 2)
-        return cls(profile=profile, model=Path(model).absolute(), program=program)
+        """Read `PROFILE[:SCENARIO]=MODEL=PROGRAM`."""
+        place, model, program = text.split("=", 2)
+        profile, _, scenario = place.partition(":")
+        return cls(profile=profile, scenario=scenario, model=Path(model).absolute(), program=program)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +118,7 @@ def run(engine: Engine, order: Path, injured: Path | None, golden: Path | None, 
     if not any(point.name == "moegpu" for point in entry_points(group="pytest11")):
         argv += ["-p", "pytest_moegpu.plugin"]  # the package lies on PYTHONPATH and is not installed
     argv += [f"--moegpu-server={server}", f"--moegpu-model={engine.model}", "--moegpu-starts=1", "-k", checks]
+    argv += [f"--moegpu-scenario={engine.scenario}"] if engine.scenario else []
     argv += [f"--moegpu-golden={golden}"] if golden else []
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
@@ -179,6 +184,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", action="append", type=Engine.of, required=True)
     parser.add_argument("--only", default="", help="engines whose profile or model has one of these words in its name")
+    parser.add_argument("--checks", default=CHECKS, help="of healthy engines (default: %(default)s)")
     parser.add_argument("--work", type=Path, help="folder that is kept, with the golden and bundles")
     parser.add_argument("--json", type=Path, default=Path("cross_engine.json"))
     args = parser.parse_args()
@@ -202,7 +208,7 @@ def main() -> int:
             for damage in (HEALTHY, *DAMAGE):
                 if any((r.profile, r.model, r.damage) == (engine.profile, engine.model.name, damage) for r in rows):
                     continue
-                if (row := _row(engine, damage, order, golden)) is None:
+                if (row := _row(engine, damage, order, golden, args.checks)) is None:
                     continue
                 rows.append(row)
                 args.json.write_text(json.dumps([asdict(r) for r in rows], indent=1, ensure_ascii=False) + "\n")
@@ -212,13 +218,13 @@ def main() -> int:
     return 0 if rows and all(row.right for row in rows) else 1
 
 
-def _row(engine: Engine, damage: str, order: Path, golden: Path) -> Row | None:
+def _row(engine: Engine, damage: str, order: Path, golden: Path, checks: str) -> Row | None:
     """Run an engine on its model, damaged or not; None, with a message, when that was not possible."""
     with tempfile.TemporaryDirectory(prefix="injured-") as name:
         try:
             injured = None if damage == HEALTHY else damaged(engine, damage, Path(name))
             began = time.monotonic()
-            record = run(engine, order, injured, golden, CHECKS)
+            record = run(engine, order, injured, golden, checks if injured is None else CHECKS)
         except (subprocess.TimeoutExpired, MoegpuError, ValueError) as error:
             print(f"{engine.profile} {damage}: not run: {error}", file=sys.stderr)
             return None
