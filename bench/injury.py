@@ -202,10 +202,10 @@ def row_of(injury: Injury, record: RunRecord, seconds: float) -> Row:
 def markdown(rows: list[Row]) -> str:
     """Print the table, the smallest injury caught of each kind, and the kinds that were not caught."""
     columns = list(dict.fromkeys(n for row in rows for n in row.checks if not n.startswith(SPEED_CHECKS)))
-    healthy = [row.decode for row in rows if row.kind == "none" and row.model == "dense" and row.decode]
-    base = statistics.median(healthy) if healthy else None
+    bases = {model: _healthy_speed(rows, model) for model in {row.model for row in rows}}
     lines = []
     for row in rows:
+        base = bases[row.model]
         ratio = f"{row.decode / base:.2f}" if row.decode and base else "-"
         speed = f"{row.decode:.0f}" if row.decode else "-"
         outcomes = [row.checks.get(name, "-") for name in columns]
@@ -222,6 +222,12 @@ def markdown(rows: list[Row]) -> str:
     short = tabulate(summary, headers=["kind", "smallest caught", "not caught"], tablefmt="github")
     accused = [f"{row.kind} {row.strength}" for row in rows if row.harmless and row.state == "FAILED"]
     return f"{told}\n\n{short}\n\nHarmless and accused: {', '.join(accused) or 'none'}\n"
+
+
+def _healthy_speed(rows: list[Row], model: str) -> float | None:
+    """Median decode speed of the rows of one model that nothing was done to; None where there is none."""
+    found = [row.decode for row in rows if row.kind == "none" and row.model == model and row.decode]
+    return statistics.median(found) if found else None
 
 
 def main() -> int:

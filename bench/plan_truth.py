@@ -1,12 +1,14 @@
 """Predicted against measured memory: is what `moegpu plan` says true of the real llama-server?
 
     python -m bench.plan_truth --program /path/to/llama-server --gpu --build 11434 [--model FILE] [--json FILE]
+    python -m bench.plan_truth --judge FILE --gpu --build 11434 [--model FILE] [--json FILE]
 
 Starts the server once for each configuration, as a run does, and sends it a prompt longer than a ubatch for every slot.
 The peak of the device above its idle reading is held against the prediction, and the parts that the log names against
 the predicted ones. `default` is predicted with the reserve of a device on which nothing was measured, `learned` with
 that of one start before the table (context 4096, f16), which is itself not in it. With `--experts` a mixture is made of
-the model (`moegpu model upcycle`) and started with experts in host memory too.
+the model (`moegpu model upcycle`) and started with experts in host memory too. `--judge` holds what a JSON file says
+was measured against the predictions of today, and starts nothing.
 
 Without `--gpu` everything is on the processor: then only the parts are judged, prompts are short, and the growth of the
 process, where mapped pages count as they are touched, is printed beside them.
@@ -37,7 +39,7 @@ from pytest_moegpu.core.model import DeviceKind, LaunchSpec, Limits, Settings
 from pytest_moegpu.core.phases import peaks
 from pytest_moegpu.core.predicted import logged_parts, predicted_budget
 from pytest_moegpu.core.shape import ModelShape
-from pytest_moegpu.core.units import MIB
+from pytest_moegpu.core.units import GIB, MIB
 from pytest_moegpu.core.upcycle import How, Order
 from pytest_moegpu.host.control import free_port
 from pytest_moegpu.host.fetch import fetch_model
@@ -57,6 +59,7 @@ SLACK_BYTES = 2 * MIB
 PROMPT_WORDS = {DeviceKind.GPU: 600, DeviceKind.CPU: 8}
 IDLE_SECONDS = 30.0
 LEARNED_FROM = Settings(context=4096)
+LARGE_CARD = 80 * GIB
 MIXTURE = Order(how=How.COPIES, experts=4, used=2, seed=1)
 
 
@@ -127,6 +130,29 @@ def cases(shape: ModelShape, experts: bool) -> list[Case]:
         Case(name="8K f16, no layer", settings=replace(base, gpu_layers=0)),
         Case(name="8K f16, ubatch 128", settings=replace(base, ubatch=128)),
         Case(name="8K f16, no flash attention", settings=replace(base, flash_attention="off")),
+        Case(name="2K q8_0", settings=replace(base, context=2048, kv_cache="q8_0")),
+        Case(name="8K q8_0", settings=replace(base, kv_cache="q8_0")),
+        Case(name="16K q8_0", settings=replace(base, context=16_384, kv_cache="q8_0")),
+        Case(name="2K q8_0, 4 slots", settings=replace(base, context=2048, kv_cache="q8_0", slots=4)),
+        Case(name="8K q8_0, ubatch 128", settings=replace(base, kv_cache="q8_0", ubatch=128)),
+        Case(name="8K q8_0, ubatch 256", settings=replace(base, kv_cache="q8_0", ubatch=256)),
+        Case(name="32K q8_0, ubatch 128", settings=replace(base, context=32_768, kv_cache="q8_0", ubatch=128)),
+        Case(name="2K f16, half the layers", settings=replace(base, context=2048, gpu_layers=half)),
+        Case(name="8K f16, half the layers", settings=replace(base, gpu_layers=half)),
+        Case(name="16K f16, half the layers", settings=replace(base, context=16_384, gpu_layers=half)),
+        Case(name="8K f16, all but two", settings=replace(base, gpu_layers=shape.layers - 1)),
+        Case(name="8K f16, all but one", settings=replace(base, gpu_layers=shape.layers)),
+        Case(name="8K f16, the output only", settings=replace(base, gpu_layers=1)),
+        Case(name="32K f16, all but one", settings=replace(base, context=32_768, gpu_layers=shape.layers)),
+        Case(name="8K f16, half, ubatch 128", settings=replace(base, gpu_layers=half, ubatch=128)),
+        Case(name="32K q8_0, half", settings=replace(base, context=32_768, kv_cache="q8_0", gpu_layers=half)),
+        Case(name="32K f16, no layer", settings=replace(base, context=32_768, gpu_layers=0)),
+        Case(name="8K f16, half, 4 slots", settings=replace(base, slots=4, gpu_layers=half)),
+        Case(name="32K f16, no flash attention", settings=replace(base, context=32_768, flash_attention="off")),
+        Case(
+            name="2K f16, no flash attention, ubatch 128",
+            settings=replace(base, context=2048, flash_attention="off", ubatch=128),
+        ),
     ]
     if experts:
         found += [
@@ -141,6 +167,15 @@ def cases(shape: ModelShape, experts: bool) -> list[Case]:
                 settings=replace(base, cpu_expert_layers=shape.layers),
                 mixture=True,
             ),
+            Case(name="mixture, 32K f16", settings=replace(base, context=32_768), mixture=True),
+            Case(name="mixture, 32K q8_0", settings=replace(base, context=32_768, kv_cache="q8_0"), mixture=True),
+            Case(name="mixture, 32K f16, half", settings=replace(base, context=32_768, gpu_layers=half), mixture=True),
+            Case(
+                name="mixture, 32K f16, half the experts in host memory",
+                settings=replace(base, context=32_768, cpu_expert_layers=half),
+                mixture=True,
+            ),
+            Case(name="mixture, 8K f16, 4 slots", settings=replace(base, slots=4), mixture=True),
         ]
     return found
 
@@ -241,7 +276,9 @@ def as_json(device: str, build: int | None, reserves: Sequence[Reserve], rows: S
 def arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--program", required=True, help="llama-server, with arguments of its own")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--program", help="llama-server, with arguments of its own")
+    what.add_argument("--judge", type=Path, help="JSON file of what was measured")
     parser.add_argument("--model", type=Path, help="GGUF file (default: the embedded model)")
     parser.add_argument("--build", type=int, help="number of the build, where it limits the logits it reserves")
     parser.add_argument("--gpu", action="store_true", help="on the GPU")
@@ -251,39 +288,73 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Start all, print the table, write JSON."""
+    """Start all or read what was measured, print the table, write JSON."""
     args = arguments()
-    program = tuple(shlex.split(args.program))
     kind = DeviceKind.GPU if args.gpu else DeviceKind.CPU
     model = args.model or fetch_model(Catalog.load().model("smollm2-135m-instruct"))
-    probe: Probe = NvmlProbe((), os.environ.get("CUDA_VISIBLE_DEVICES")) if args.gpu else HostProbe()
-    rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="plan-truth-model-") as folder:
         mixture = Path(folder) / "mixture.gguf"
         if args.experts:
             upcycle(model, mixture, MIXTURE)
-        (device, *_) = probe.devices()
-        default = default_reserve(device.memory_bytes)
-        first = measure(program, model, LEARNED_FROM, probe, kind)
-        if first.rest is None:
-            print(f"nothing was learned: {first.failed}", file=sys.stderr)
+        try:
+            device, reserves, rows = (_judged if args.judge else _measured)(args, kind, model, mixture)
+        except ValueError as error:
+            print(error, file=sys.stderr)
             return 1
-        learned = Reserve(size_bytes=first.rest, source="one start", band_bytes=0)
-        for case in cases(shape_of_gguf(model), args.experts):
-            file = mixture if case.mixture else model
-            truth = measure(program, file, case.settings, probe, kind)
-            rows.append(row(case, shape_of_gguf(file), kind, (default, learned), args.build, truth))
-            print(shown(rows[-1]), file=sys.stderr, flush=True)
-            # After each: a time limit must not cost what was measured before it.
-            args.json.write_text(as_json(device.name, args.build, (default, learned), rows, kind), encoding="utf-8")
-    probe.close()
     heads = ("launch", "weights", "KV and state", "compute", "default", "learned", "measured", "learned is off")
-    print(f"{device.name}, reserve {default.size_bytes / MIB:.1f} MiB, learned {learned.size_bytes / MIB:.1f} MiB")
+    default, learned = reserves
+    print(f"{device}, reserve {default.size_bytes / MIB:.1f} MiB, learned {learned.size_bytes / MIB:.1f} MiB")
     print(f"MiB, parts as predicted / logged, build {args.build or 'not known'}\n")
     print(tabulate([shown(each) for each in rows], headers=heads, tablefmt="github", disable_numparse=True))
     wrong = [each.name for each in rows if not good(each, kind)]
     print(f"\nnot within {MOST_ERROR:.0%}, or not measured: {'; '.join(wrong) or 'none'}")
     return 1 if wrong else 0
+
+
+def _measured(
+    args: argparse.Namespace, kind: DeviceKind, model: Path, mixture: Path
+) -> tuple[str, tuple[Reserve, Reserve], list[Row]]:
+    """Start the server once for each case.
+
+    Raises:
+        ValueError: The first start taught nothing.
+    """
+    program = tuple(shlex.split(args.program))
+    probe: Probe = NvmlProbe((), os.environ.get("CUDA_VISIBLE_DEVICES")) if args.gpu else HostProbe()
+    rows: list[Row] = []
+    (device, *_) = probe.devices()
+    default = default_reserve(device.memory_bytes)
+    first = measure(program, model, LEARNED_FROM, probe, kind)
+    if first.rest is None:
+        raise ValueError(f"nothing was learned: {first.failed}")
+    learned = replace(default, size_bytes=first.rest, source="one start", band_bytes=0)
+    for case in cases(shape_of_gguf(model), args.experts):
+        file = mixture if case.mixture else model
+        truth = measure(program, file, case.settings, probe, kind)
+        rows.append(row(case, shape_of_gguf(file), kind, (default, learned), args.build, truth))
+        print(shown(rows[-1]), file=sys.stderr, flush=True)
+        # After each: a time limit must not cost what was measured before it.
+        args.json.write_text(as_json(device.name, args.build, (default, learned), rows, kind), encoding="utf-8")
+    probe.close()
+    return device.name, (default, learned), rows
+
+
+def _judged(
+    args: argparse.Namespace, kind: DeviceKind, model: Path, mixture: Path
+) -> tuple[str, tuple[Reserve, Reserve], list[Row]]:
+    """Predict again what is in a file; cases that are not in it are left out."""
+    stored = json.loads(args.judge.read_text(encoding="utf-8"))
+    truths = {each["name"]: Truth(**each["truth"]) for each in stored["rows"]}
+    default = replace(default_reserve(LARGE_CARD if args.gpu else 0), size_bytes=stored["default_reserve"])
+    reserves = default, replace(default, size_bytes=stored["learned_reserve"])
+    dense = shape_of_gguf(model)
+    rows = [
+        row(case, shape_of_gguf(mixture) if case.mixture else dense, kind, reserves, args.build, truths[case.name])
+        for case in cases(dense, args.experts)
+        if case.name in truths
+    ]
+    args.json.write_text(as_json(stored["device"], args.build, reserves, rows, kind), encoding="utf-8")
+    return stored["device"], reserves, rows
 
 
 if __name__ == "__main__":

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from pytest_moegpu.core.budget import Budget, Part, Reserve, element_bytes
+from pytest_moegpu.core.budgetcompute import LIMITED_LOGITS_BUILD, cells, compute_bytes
 from pytest_moegpu.core.kvcache import kv_meaning
-from pytest_moegpu.core.model import Settings
-from pytest_moegpu.core.shape import KvGroup, ModelShape
+from pytest_moegpu.core.model import DeviceKind, Settings
+from pytest_moegpu.core.shape import ModelShape
 
-__all__ = ["LIMITED_LOGITS_BUILD", "cells", "compute_bytes", "llama_budget"]
+__all__ = ["CUBLAS", "llama_budget", "uses_cublas"]
 
-LIMITED_LOGITS_BUILD = 9500
-"""Builds from about this one on reserve logits for one token a slot, older ones for a whole ubatch.
-
-ggml-org/llama.cpp#23861, merged after build 9272 of 22 May 2026; build 11434 prints `n_outputs_max = 1`.
-"""
-_CELL_PADDING = 256
-_FLOAT, _HALF = 4, 2
-# Read off build 11434 on a processor: SmolLM2-135M takes 14.64 MiB at a ubatch of 512 beside the mask, its upcycled
-# mixtures 14.64 and 23.64. With CUDA it is one hidden width less, which is left to the error band.
-_INNER_WIDTHS, _HIDDEN_WIDTHS = 3, 5
+CUBLAS = "cuBLAS"
+"""Name of the part that the library takes once something is computed by it."""
+# Tensors of 16 bits below this share are no matrices that are multiplied for every token.
+_LEAST_SHARE = 0.01
+_FLOAT = 4
 
 
 def llama_budget(
-    shape: ModelShape, settings: Settings, reserve: Reserve, *, build: int | None = None, mtp: bool = False
+    shape: ModelShape,
+    settings: Settings,
+    reserve: Reserve,
+    *,
+    build: int | None = None,
+    mtp: bool = False,
+    kind: DeviceKind = DeviceKind.GPU,
 ) -> Budget:
     """Return what llama-server takes on one device.
 
@@ -36,6 +38,7 @@ def llama_budget(
         reserve: What is taken beside what the log names.
         build: The number of the build; None: one that still reserves all logits, which is the larger figure.
         mtp: Whether multi-token prediction is on.
+        kind: Where the layers counted as on the device are computed.
 
     Raises:
         UserError: Unknown cache type.
@@ -72,12 +75,14 @@ def llama_budget(
         *([Part(name="recurrent state", size_bytes=state, how=f"{slots} x fixed")] if state else []),
         Part(
             name="compute buffer",
-            size_bytes=compute_bytes(shape, settings, build=build),
+            size_bytes=compute_bytes(shape, settings, build=build, kind=kind),
             how=f"ubatch {settings.ubatch}",
         ),
         # llama_context initialises every device it was given, whatever gpu_layers is (src/llama-context.cpp).
         Part(name="context and driver", size_bytes=reserve.size_bytes, how=reserve.source),
     ]
+    if reserve.cublas_bytes and uses_cublas(shape, settings):
+        parts.append(Part(name=CUBLAS, size_bytes=reserve.cublas_bytes, how="16-bit weights, routers, plain attention"))
     return Budget(
         parts=tuple(parts),
         host_bytes=max(total - weights, 0),
@@ -87,42 +92,15 @@ def llama_budget(
     )
 
 
-def cells(group: KvGroup, settings: Settings) -> int:
-    """Return the cells that a slot's cache has in one layer of a group: the context, or the window and one ubatch.
+def uses_cublas(shape: ModelShape, settings: Settings) -> bool:
+    """Tell whether a launch computes anything by cuBLAS: 16-bit weights, routers, or attention without flash attention.
 
-    llama_kv_cache_iswa: the window and what is computed at once, padded to 256, never more than the context.
+    Quantised weights and flash attention have kernels of llama.cpp's own.
     """
-    context = _padded(settings.context)
-    if group.window is None:
-        return context
-    return min(context, _padded(group.window + settings.ubatch))
-
-
-def compute_bytes(shape: ModelShape, settings: Settings, *, build: int | None = None) -> int:
-    """Return the size of the compute buffer: activations of one ubatch, its mask or scores, and the logits reserved.
-
-    Without flash attention the scores of all heads are kept as F32. Logits and activations are never needed at once.
-    """
-    tokens = min(settings.ubatch, settings.context)
-    context = _padded(settings.context)
-    inner = _INNER_WIDTHS * (shape.feed_forward or 0)
-    if shape.experts:
-        used = shape.experts_used * (shape.expert_width or 0)
-        # Gate, up and their product of the experts used; or the product and the outputs of each.
-        inner = max(inner, _INNER_WIDTHS * used, used + shape.experts_used * shape.embedding)
-    activations: float = tokens * (inner + _HIDDEN_WIDTHS * shape.embedding) * _FLOAT
-    if settings.flash_attention == "off":
-        attention = tokens * context * (shape.heads + 1) * _FLOAT
-        activations = max(activations, activations / 2 + attention)
-    else:
-        activations += tokens * context * _HALF
-    limited = build is not None and build >= LIMITED_LOGITS_BUILD
-    logits = (settings.slots if limited else tokens) * shape.vocabulary * _FLOAT
-    return round(max(activations, logits))
-
-
-def _padded(tokens: int) -> int:
-    return -(-tokens // _CELL_PADDING) * _CELL_PADDING
+    by_type = shape.weights.by_type if shape.weights is not None else {}
+    halves = sum(size for name, size in by_type.items() if name.upper() in ("F16", "BF16"))
+    wide = halves > _LEAST_SHARE * sum(by_type.values())
+    return wide or bool(shape.experts) or settings.flash_attention == "off"
 
 
 def _placement(asked: int, count: int, settings: Settings, expert_host: int) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pytest_moegpu.core.budget import Reserve
+from pytest_moegpu.core.budgetllama import CUBLAS
 from pytest_moegpu.core.evidence import Evidence, StartEvidence
 from pytest_moegpu.core.model import DeviceKind
 from pytest_moegpu.core.units import MIB
@@ -37,8 +38,10 @@ def rest_of(start: StartEvidence) -> int | None:
     return start.peak_bytes - on_device if on_device else None
 
 
-def learned_reserve(evidence: Iterable[Evidence], gpu: str, backend: str) -> Learned | None:
+def learned_reserve(evidence: Iterable[Evidence], gpu: str, backend: str, cublas_bytes: int = 0) -> Learned | None:
     """Return the median reserve over all starts on GPUs of one name with one engine; None where there is none.
+
+    What was predicted for cuBLAS in a run is no part of it; a launch that uses cuBLAS takes `cublas_bytes` more.
 
     Rehearsals of a smaller card, runs on several GPUs and starts beside strangers tell nothing.
     """
@@ -48,7 +51,8 @@ def learned_reserve(evidence: Iterable[Evidence], gpu: str, backend: str) -> Lea
         alone = len(devices) == 1 and devices[0].kind is DeviceKind.GPU and devices[0].emulated_on is None
         if each.backend == backend and alone and devices[0].name == gpu:
             found = (rest_of(start) for start in each.starts if not start.foreign and start.failure is None)
-            rests += [rest for rest in found if rest is not None and rest > 0]
+            library = each.predicted.get(CUBLAS, 0)
+            rests += [rest - library for rest in found if rest is not None and rest > library]
     if not rests:
         return None
     middle = round(statistics.median(rests))
@@ -57,6 +61,7 @@ def learned_reserve(evidence: Iterable[Evidence], gpu: str, backend: str) -> Lea
         reserve=Reserve(
             size_bytes=middle,
             source=f"learned from {len(rests)} starts of {backend} on {gpu}",
+            cublas_bytes=cublas_bytes,
             band_bytes=max(_LEAST_BAND, spread, round(_BAND_SHARE * middle)),
         ),
         starts=len(rests),

@@ -37,7 +37,8 @@ def predicted_budget(
     """
     if kind is DeviceKind.GPU:
         return llama_budget(shape, settings, reserve, build=build)
-    budget = llama_budget(shape, replace(settings, gpu_layers=None, cpu_expert_layers=0), _NO_RESERVE, build=build)
+    here = replace(settings, gpu_layers=None, cpu_expert_layers=0)
+    budget = llama_budget(shape, here, _NO_RESERVE, build=build, kind=kind)
     total = shape.weights.total if shape.weights is not None else 0
     parts = tuple(
         replace(part, size_bytes=total) if part.name == "weights" else part

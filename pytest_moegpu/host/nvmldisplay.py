@@ -11,9 +11,9 @@ __all__ = ["displays"]
 
 
 def displays(indexes: Sequence[int]) -> tuple[int, ...] | None:
-    """Return those of the GPUs, by index in PCI bus order, with a display attached or active; None: not known of one.
+    """Return those of the GPUs, by index in PCI bus order, with an active display; None: not known of one.
 
-    A MIG instance drives none.
+    A MIG instance drives none. NVML's display mode is not asked: an H200, which has no connector, says that it is on.
     """
     try:
         nvml = Nvml()
@@ -24,9 +24,7 @@ def displays(indexes: Sequence[int]) -> tuple[int, ...] | None:
         told: dict[int, bool | None] = {}
         for index in indexes:
             if index in found:
-                asked = ("nvmlDeviceGetDisplayActive", "nvmlDeviceGetDisplayMode")
-                flags = [nvml.flag(found[index], function) for function in asked]
-                told[index] = True if True in flags else None if None in flags else False
+                told[index] = nvml.flag(found[index], "nvmlDeviceGetDisplayActive")
     except MoegpuError:
         return None
     finally:

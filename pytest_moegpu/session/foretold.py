@@ -41,8 +41,9 @@ def foretold(target: Target, scenario: Scenario, engine_version: str | None, run
 def _reserve(target: Target, runs: Path | None) -> Reserve:
     (gpu,) = target.gpus
     stored = _stored(runs) if runs is not None else iter(())
-    learned = learned_reserve(stored, gpu.name, target.backend.name)
-    return default_reserve(gpu.memory_bytes) if learned is None else learned.reserve
+    default = default_reserve(gpu.memory_bytes)
+    learned = learned_reserve(stored, gpu.name, target.backend.name, default.cublas_bytes)
+    return default if learned is None else learned.reserve
 
 
 def _stored(runs: Path) -> Iterator[Evidence]:

@@ -160,8 +160,9 @@ def _contexts(order: PlanOrder, shape: ModelShape) -> tuple[int, ...]:
 
 
 def _reserve(order: PlanOrder, gpu: str, backend: str, device: int) -> Reserve:
-    learned = learned_reserve(_stored(order.runs), gpu, backend) if gpu else None
-    return default_reserve(device) if learned is None else learned.reserve
+    default = default_reserve(device)
+    learned = learned_reserve(_stored(order.runs), gpu, backend, default.cublas_bytes) if gpu else None
+    return default if learned is None else learned.reserve
 
 
 def _stored(runs: Path) -> Iterator[Evidence]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,10 +11,11 @@ from hypothesis import strategies as st
 
 from pytest_moegpu.catalog import Catalog
 from pytest_moegpu.core.budget import Reserve, default_reserve, kv_bytes_per_token
-from pytest_moegpu.core.budgetllama import cells, compute_bytes, llama_budget
+from pytest_moegpu.core.budgetcompute import cells, compute_bytes
+from pytest_moegpu.core.budgetllama import CUBLAS, llama_budget, uses_cublas
 from pytest_moegpu.core.budgetpool import kv_room, least_share, pool_budget
-from pytest_moegpu.core.model import Settings
-from pytest_moegpu.core.shape import KvGroup, ModelShape
+from pytest_moegpu.core.model import DeviceKind, Settings
+from pytest_moegpu.core.shape import BlockWeights, KvGroup, ModelShape, WeightTable
 from pytest_moegpu.core.shapeofmodel import published, shape_of_facts
 from pytest_moegpu.core.units import GIB, MIB
 from pytest_moegpu.errors import UserError
@@ -50,14 +52,74 @@ LARGE = shape("qwen3.6-35b-a3b")
 )
 def test_the_compute_buffer_is_what_the_log_told(context: int, ubatch: int, flash: str, mib: float) -> None:
     settings = Settings(context=context, ubatch=ubatch, flash_attention=flash)
-    assert compute_bytes(SMALL, settings, build=BUILD) / MIB == pytest.approx(mib, rel=0.015)
+    found = compute_bytes(SMALL, settings, build=BUILD, kind=DeviceKind.CPU)
+    assert found / MIB == pytest.approx(mib, rel=0.015)
 
 
-# The same of mixtures made of it: 4 copies of which 2 work, and 4 slices that all work.
+# The same on an H200, by `bench/plan_truth.py --gpu`.
+@pytest.mark.parametrize(
+    ("changes", "mib"),
+    [
+        ({"context": 2048}, 15.55),
+        ({"context": 8192}, 21.55),
+        ({"context": 32_768}, 45.55),
+        ({"context": 8192, "slots": 4}, 21.55),
+        ({"context": 8192, "ubatch": 128}, 5.44),
+        ({"context": 2048, "kv_cache": "q8_0"}, 15.55),
+        ({"context": 16_384, "kv_cache": "q8_0"}, 33.67),
+        ({"context": 32_768, "kv_cache": "q8_0"}, 61.67),
+        ({"context": 32_768, "kv_cache": "q4_0"}, 61.67),
+        ({"context": 8192, "kv_cache": "q8_0", "slots": 4}, 37.67),
+        ({"context": 32_768, "kv_cache": "q8_0", "ubatch": 128}, 33.44),
+        ({"context": 8192, "kv_cache": "q8_0", "ubatch": 256}, 12.85),
+        ({"context": 2048, "gpu_layers": 15}, 17.75),
+        ({"context": 16_384, "gpu_layers": 15}, 34.75),
+        ({"context": 8192, "gpu_layers": 15, "ubatch": 128}, 9.69),
+        ({"context": 8192, "gpu_layers": 15, "slots": 4}, 38.75),
+        ({"context": 32_768, "gpu_layers": 30}, 62.75),
+        ({"context": 32_768, "gpu_layers": 0}, 62.75),
+        ({"context": 32_768, "gpu_layers": 15, "kv_cache": "q8_0"}, 75.5),
+        ({"context": 8192, "flash_attention": "off"}, 166.38),
+        ({"context": 32_768, "flash_attention": "off"}, 646.38),
+        ({"context": 2048, "flash_attention": "off", "ubatch": 128}, 11.6),
+    ],
+)
+def test_the_compute_buffer_on_a_gpu_is_what_the_log_told(changes: dict[str, Any], mib: float) -> None:
+    assert compute_bytes(SMALL, Settings(**changes), build=BUILD) / MIB == pytest.approx(mib, rel=0.015)
+
+
+# Copies, 2 of 4 used: 22.5 MiB beside the mask; a tensor of experts in host memory is 2.1 MiB.
+@pytest.mark.parametrize(("held", "mib"), [(0, 54.51), (15, 56.62)])
+def test_experts_in_host_memory_are_copied_to_the_gpu_one_tensor_at_a_time(held: int, mib: float) -> None:
+    block = BlockWeights(other=0, experts=3 * 4 * 1536 * 576 * 20 // 32)
+    table = WeightTable(embedding=0, output=0, blocks=(block,) * 30)
+    mixture = replace(SMALL, experts=4, experts_used=2, expert_width=1536, weights=table)
+    found = compute_bytes(mixture, Settings(context=32_768, cpu_expert_layers=held), build=BUILD)
+    assert found / MIB == pytest.approx(mib, rel=0.005)
+
+
+# The device's delta less what the log names was 607 MiB without, 700.7 with BF16 weights, 705 with routers, 708 plain.
+def test_cublas_takes_memory_of_its_own_once_it_is_used() -> None:
+    plain = Settings(context=8192)
+    mixture = replace(SMALL, experts=4, experts_used=2, expert_width=1536)
+    table = WeightTable(embedding=0, output=0, blocks=(), by_type={"BF16": 256 * MIB, "F32": MIB})
+    scarce = replace(table, by_type={"Q4_K": 256 * MIB, "F16": MIB, "F32": 9 * MIB})
+    assert not uses_cublas(SMALL, plain)
+    assert not uses_cublas(replace(SMALL, weights=scarce), plain)
+    assert uses_cublas(replace(SMALL, weights=table), plain)
+    assert uses_cublas(mixture, plain)
+    assert uses_cublas(SMALL, replace(plain, flash_attention="off"))
+    large, small = default_reserve(140 * GIB), default_reserve(24 * GIB)
+    assert llama_budget(mixture, plain, large).of(CUBLAS) == 98 * MIB
+    assert llama_budget(SMALL, plain, large).of(CUBLAS) == llama_budget(mixture, plain, small).of(CUBLAS) == 0
+
+
+# Mixtures made of it: 4 copies of which 2 work, and 4 slices that all work.
 @pytest.mark.parametrize(("used", "width", "mib"), [(2, 1536, 25.64), (4, 384, 16.64)])
 def test_the_compute_buffer_of_a_mixture_is_what_the_log_told(used: int, width: int, mib: float) -> None:
     mixture = replace(SMALL, experts=4, experts_used=used, expert_width=width, feed_forward=width)
-    assert compute_bytes(mixture, Settings(context=2048), build=BUILD) / MIB == pytest.approx(mib, rel=0.015)
+    found = compute_bytes(mixture, Settings(context=2048), build=BUILD, kind=DeviceKind.CPU)
+    assert found / MIB == pytest.approx(mib, rel=0.015)
 
 
 def test_an_older_build_reserves_logits_for_every_token_of_a_ubatch() -> None:
@@ -129,7 +191,7 @@ def test_layers_leave_from_the_first_and_the_output_stays_longest() -> None:
     reserve = default_reserve(GIB)
     none = llama_budget(SMALL, Settings(context=512, gpu_layers=0), reserve, build=BUILD)
     assert none.of("weights") == none.of("KV cache") == 0
-    assert none.total == compute_bytes(SMALL, Settings(context=512), build=BUILD) + reserve.size_bytes
+    assert none.total == compute_bytes(SMALL, Settings(context=512, gpu_layers=0), build=BUILD) + reserve.size_bytes
     assert none.host_bytes == SMALL.weights.total
     one = llama_budget(SMALL, Settings(context=512, gpu_layers=1), NOTHING, build=BUILD)
     assert one.of("weights") == SMALL.weights.embedding

@@ -57,7 +57,7 @@ def fired(said: dict[str, Any]) -> dict[str, str]:
 
 class TestMachine:
     def test_a_healthy_gpu_is_clean(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        fake = install(monkeypatch, card(nvmlDeviceGetDisplayActive=0, nvmlDeviceGetDisplayMode=0))
+        fake = install(monkeypatch, card(nvmlDeviceGetDisplayActive=0, nvmlDeviceGetDisplayMode=1))
         code, said = told()
         assert (code, fired(said), fake.running) == (0, {}, 0)
         assert said["gpus"][0]["name"] == "NVIDIA H200"
