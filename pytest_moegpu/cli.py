@@ -24,6 +24,7 @@ from pytest_moegpu.core.checktextargs import add_check_text
 from pytest_moegpu.core.doctorargs import DoctorOrder, add_doctor
 from pytest_moegpu.core.gateargs import GateOrder, add_gate
 from pytest_moegpu.core.historyargs import HistoryOrder, add_history
+from pytest_moegpu.core.modelargs import FactsOrder, add_model
 from pytest_moegpu.core.planargs import PlanOrder, add_plan
 from pytest_moegpu.core.serveargs import ServeOrder, add_serve
 from pytest_moegpu.core.watchargs import add_watch
@@ -109,16 +110,21 @@ def _check_launch(args: argparse.Namespace) -> int:
 
 def _model(args: argparse.Namespace) -> int:
     from pytest_moegpu.errors import UserError
-    from pytest_moegpu.session import modelfiles
+    from pytest_moegpu.session import modelfiles, modelshape
 
     try:
-        lines = modelfiles.upcycle(
-            args.dense, args.out, args.how, args.experts, args.used, seed=args.seed, force=args.force
-        )
+        if args.kind == "facts":
+            told = modelshape.told(FactsOrder.of(args))
+        else:
+            told = "\n".join(
+                modelfiles.upcycle(
+                    args.dense, args.out, args.how, args.experts, args.used, seed=args.seed, force=args.force
+                )
+            )
     except (UserError, OSError) as error:
-        print(f"moegpu model upcycle: {error}", file=sys.stderr)
+        print(f"moegpu model {args.kind}: {error}", file=sys.stderr)
         return _USAGE
-    print("\n".join(lines))
+    print(told)
     return 0
 
 
@@ -193,27 +199,6 @@ def _add_runs(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--runs", type=Path, default=Path(".moegpu/runs"), metavar="FOLDER", help="where runs are kept")
 
 
-def _add_model(verb: argparse.ArgumentParser) -> None:
-    kinds = verb.add_subparsers(dest="kind", required=True, metavar="KIND", parser_class=_Parser)
-    up = kinds.add_parser(
-        "upcycle",
-        help="make a mixture of experts out of a dense model, with the same answers",
-        description="Exit code 0: OUT is written, 3: it is not, and nothing is left of it.",
-    )
-    up.add_argument("dense", type=Path, metavar="IN", help="GGUF file of a dense model, architecture llama")
-    up.add_argument("out", type=Path, metavar="OUT", help="GGUF file to write")
-    up.add_argument("--experts", type=int, required=True, metavar="N", help="experts in each layer")
-    up.add_argument("--used", type=int, required=True, metavar="K", help="experts that work on each token")
-    up.add_argument(
-        "--how",
-        required=True,
-        choices=("copies", "slices"),
-        help="copies of the dense network, or slices that sum to it",
-    )
-    up.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the router of copies (default 0)")
-    up.add_argument("--force", action="store_true", help="replace OUT")
-
-
 def parser() -> argparse.ArgumentParser:
     """Describe the verbs and their arguments."""
     p = _Parser(prog="moegpu", description="Runs and baselines of pytest --moegpu=PROFILE.")
@@ -258,7 +243,7 @@ def parser() -> argparse.ArgumentParser:
 
     add_check_launch(verbs.add_parser("check-launch", help="say what is wrong with the command line of a server"))
 
-    _add_model(verbs.add_parser("model", help="make model files: `moegpu model upcycle`"))
+    add_model(verbs.add_parser("model", help="what a model is made of, and mixtures made of a dense one"), _Parser)
 
     add_check_text(verbs.add_parser("check-text", help="look for signs of broken text in answers of a model"))
 

@@ -16,6 +16,7 @@ from pytest_moegpu.core.modelfacts import ModelFacts
 from pytest_moegpu.errors import ModelFileError
 from pytest_moegpu.host.checksum import sha256_of
 from pytest_moegpu.host.ggufheader import DamagedHeaderError, Header, LongArray, PastEndError, read_header
+from pytest_moegpu.host.splitgguf import check_parts
 
 __all__ = [
     "GgufFacts",
@@ -89,7 +90,10 @@ def whole_headers(path: Path) -> tuple[Header, ...]:
     Raises:
         ModelFileError: As `read_gguf`.
     """
-    return tuple(_whole_header(part) for part in _parts(path))
+    parts = _parts(path)
+    headers = tuple(_whole_header(part) for part in parts)
+    check_parts(parts, headers)
+    return headers
 
 
 def facts_of(gguf: GgufFacts) -> ModelFacts:

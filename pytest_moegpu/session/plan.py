@@ -14,17 +14,15 @@ from pytest_moegpu.core.evidence import Evidence
 from pytest_moegpu.core.kvcache import kv_meaning
 from pytest_moegpu.core.learned import learned_reserve
 from pytest_moegpu.core.model import ALL_LAYERS, DeviceKind, LaunchSpec, ModelFormat, Profile, Settings
-from pytest_moegpu.core.modelfacts import ModelFacts
 from pytest_moegpu.core.plan import PLANNED_BACKENDS, Planner
 from pytest_moegpu.core.planargs import PlanOrder
 from pytest_moegpu.core.shape import ModelShape
-from pytest_moegpu.core.shapeofmodel import published, shape_of_facts
 from pytest_moegpu.core.units import parse_bytes
-from pytest_moegpu.errors import RecordError, UserError, nearest
+from pytest_moegpu.errors import RecordError, UserError
 from pytest_moegpu.host.hffolder import is_folder_model
-from pytest_moegpu.host.shapegguf import shape_of_gguf
 from pytest_moegpu.host.store import RunStore, read_run
 from pytest_moegpu.report.plan import Planned, as_json, as_text
+from pytest_moegpu.session.shapes import model_names, shape_named
 
 __all__ = ["plan", "run"]
 
@@ -57,7 +55,7 @@ def plan(order: PlanOrder) -> Planned:
     backend = order.backend or (profile.backend if profile else PLANNED_BACKENDS[0])
     get_backend(backend)
     device, gpu = _device(order, profile)
-    shape, path = _model(order, catalog, profile)
+    shape, path = _model(order, catalog, profile, backend)
     settings = _settings(order, catalog, profile, backend)
     planner = Planner(
         shape=shape,
@@ -96,34 +94,16 @@ def _device(order: PlanOrder, profile: Profile | None) -> tuple[int, str]:
     return profile.gpu.memory_bytes, profile.gpu.names[0]
 
 
-def _model(order: PlanOrder, catalog: Catalog, profile: Profile | None) -> tuple[ModelShape, str]:
+def _model(order: PlanOrder, catalog: Catalog, profile: Profile | None, backend: str) -> tuple[ModelShape, str]:
     """Return the shape of the model, and its path for the launch line."""
     given = order.model or (profile.model if profile else None)
     if given is None:
-        raise UserError(f"name a model with --model: its file, or one of {', '.join(_names(catalog))}")
-    facts = _facts(given, catalog)
-    if facts is not None:
-        file = published(facts, order.quantisation)
-        return shape_of_facts(facts, file), f"/path/to/{facts.name}.gguf"
-    path = Path(given).expanduser()
-    if not path.exists() and path.suffix != ".gguf" and "/" not in given:
-        known = _names(catalog)
-        raise UserError(f"unknown model {given!r}{nearest(given, known)}: known are {', '.join(known)}; or name a file")
-    if is_folder_model(path):
-        raise UserError(
-            f"{path} is a folder: plans are made of GGUF files and of the models {', '.join(_names(catalog))}"
-        )
-    if order.quantisation is not None:
-        raise UserError(f"--quant is for models without a file; {path} has its own")
-    return shape_of_gguf(path), str(path)
-
-
-def _names(catalog: Catalog) -> list[str]:
-    return [name for model in catalog.models() for name in (model.name, *model.aliases)]
-
-
-def _facts(name: str, catalog: Catalog) -> ModelFacts | None:
-    return next((model for model in catalog.models() if name in (model.name, *model.aliases)), None)
+        raise UserError(f"name a model with --model: its file, or one of {', '.join(model_names(catalog))}")
+    if is_folder_model(Path(given).expanduser()) and backend == "llamacpp":
+        pools = ", ".join(name for name in PLANNED_BACKENDS if name != backend)
+        raise UserError(f"{given} is a folder, and llama.cpp loads GGUF files: plan for one of {pools} with --backend")
+    shape, source = shape_named(given, order.quantisation, catalog)
+    return shape, str(source) if isinstance(source, Path) else f"/path/to/{source.name}.gguf"
 
 
 def _settings(order: PlanOrder, catalog: Catalog, profile: Profile | None, backend: str) -> Settings:

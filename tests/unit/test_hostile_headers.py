@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import struct
 from pathlib import Path
@@ -13,7 +14,9 @@ from pytest_moegpu.host import ggufheader
 from pytest_moegpu.host.hffolder import facts_of_folder, folder_file
 from pytest_moegpu.host.modelfile import read_gguf
 from pytest_moegpu.host.shapegguf import shape_of_gguf
+from pytest_moegpu.host.shapehf import shape_of_folder
 from tests.unit.test_shapegguf import written
+from tests.unit.test_shapehf import DENSE, folder
 
 MUTATIONS = 10_000
 NUMBERS = (0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1)
@@ -71,6 +74,54 @@ def test_ten_thousand_mutations_of_a_header_are_read_or_refused(tmp_path: Path) 
     errors = [each for each in told if each]
     assert all(each.startswith(f"model file {path}: ") and "\n" not in each for each in errors)
     assert MUTATIONS // 4 < len(errors) < MUTATIONS
+
+
+FOLDER = {
+    "model_type": "qwen3_5_moe",
+    "text_config": DENSE
+    | {
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_key_heads": 2,
+        "linear_key_head_dim": 8,
+        "linear_num_value_heads": 2,
+        "linear_value_head_dim": 8,
+        "num_experts": 2,
+        "sliding_window": 128,
+        "mtp_num_hidden_layers": 1,
+    },
+}
+LAYERS = {
+    "model.embed_tokens.weight": ("BF16", (10, 4)),
+    "model.layers.0.mlp.experts.0.up_proj.weight": ("BF16", (4, 4)),
+    "model.layers.1.mlp.experts.gate_up_proj": ("F8_E4M3", (2, 4, 4)),
+    "mtp.layers.0.norm.weight": ("F32", (4,)),
+}
+INDEX = {"metadata": {"total_size": 160}, "weight_map": dict.fromkeys(LAYERS, "model.safetensors")}
+
+
+def refused_folder(path: Path) -> str:
+    """Return what a folder is refused for; empty when it is read."""
+    try:
+        shape_of_folder(path)
+        facts_of_folder(path)
+    except ModelFileError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("hurt", ["model.safetensors", "config.json", "model.safetensors.index.json"])
+def test_ten_thousand_mutations_of_a_folder_are_read_or_refused(tmp_path: Path, hurt: str) -> None:
+    path = folder(tmp_path / "m", FOLDER, LAYERS)
+    (path / "model.safetensors.index.json").write_text(json.dumps(INDEX), encoding="utf-8")
+    assert refused_folder(path) == ""
+    data, rng = (path / hurt).read_bytes(), random.Random(20261201)
+    errors = []
+    for _ in range(MUTATIONS // 3 + 1):
+        (path / hurt).write_bytes(mutated(data, rng))
+        if told := refused_folder(path):
+            errors.append(told)
+    assert all(told.startswith(("model file ", "model folder ")) and str(path) in told for told in errors)
+    assert len(errors) > MUTATIONS // 24
 
 
 def header(*parts: bytes, tensors: int = 0, keys: int = 0) -> bytes:

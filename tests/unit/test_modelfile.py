@@ -101,12 +101,46 @@ def test_split_model_counts_all_parts(tiny: Path, tmp_path: Path) -> None:
         read_gguf(first)
     second = tmp_path / "big-00002-of-00002.gguf"
     second.write_bytes(first.read_bytes())
+    with pytest.raises(ModelFileError, match=r"00002\.gguf: its tensor \S+ is in big-00001-of-00002\.gguf too"):
+        read_gguf(first)
+    second.write_bytes(first.read_bytes().replace(b".weight", b".weighs"))
     assert read_gguf(first).size_bytes == 2 * first.stat().st_size
     one = model_file(first).sha256
-    _write(second, lambda w: w.add_head_count_kv(4))
+    second.write_bytes(first.read_bytes().replace(b".weight", b".weighd"))
     assert model_file(first).sha256 != one
     with pytest.raises(ModelFileError, match=r"name the first one, big-00001-of-00002\.gguf"):
         read_gguf(second)
+
+
+@pytest.mark.parametrize(
+    ("number", "count", "tensors", "message"),
+    [
+        (1, 2, None, ""),
+        (0, 2, None, r"00002\.gguf: it is part 1, by its name part 2: fetch all parts again"),
+        (1, 3, None, r"00002\.gguf: it is of a model of 3 parts, by its name of one of 2"),
+        (1, 2, 99, r"00001-of-00002\.gguf: it was split with 99 tensors, its 2 parts have \d+"),
+    ],
+)
+def test_parts_that_are_not_one_model_are_refused(
+    tmp_path: Path, number: int, count: int, tensors: int | None, message: str
+) -> None:
+    def split(no: int, of: int) -> Callable[[gguf.GGUFWriter], None]:
+        def change(writer: gguf.GGUFWriter) -> None:
+            writer.add_uint16("split.no", no)
+            writer.add_uint16("split.count", of)
+            if tensors is not None:
+                writer.add_int32("split.tensors.count", tensors)
+
+        return change
+
+    first = _write(tmp_path / "big-00001-of-00002.gguf", split(0, 2))
+    second = _write(tmp_path / "big-00002-of-00002.gguf", split(number, count))
+    second.write_bytes(second.read_bytes().replace(b".weight", b".weighs"))
+    if not message:
+        assert read_gguf(first).size_bytes == first.stat().st_size + second.stat().st_size
+        return
+    with pytest.raises(ModelFileError, match=message):
+        read_gguf(first)
 
 
 def test_missing_file_names_the_nearest(tiny: Path) -> None:
