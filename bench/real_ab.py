@@ -28,7 +28,9 @@ import statistics
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +51,7 @@ from pytest_moegpu.session.calibrate import Told
 from pytest_moegpu.session.judge import Comparison
 
 SIDE, SESSION = 6, 5
-DIVISIONS = 500
+DIVISIONS = 60
 ABBA = "ABBABAABABBA"
 
 
@@ -191,11 +193,11 @@ def tally(name: str, comparisons: Iterable[dict[str, Verdict]]) -> dict[str, Any
 
 
 def unchanged(judge: Judge, a: Sequence[Made], seed: int) -> list[dict[str, Any]]:
-    """Judge the starts of one build against each other in every way."""
+    """Judge the starts of one build against each other in every way, on all cores."""
     rng = random.Random(seed)
     windows = [a[first : first + 2 * SIDE] for first in range(len(a) - 2 * SIDE + 1)]
     pairs = [
-        tuple([each for each, word in zip(window, ABBA, strict=True) if word == side] for side in sides)
+        (*([each for each, word in zip(window, ABBA, strict=True) if word == side] for side in sides),)
         for window in windows
         for sides in ("AB", "BA")
     ]
@@ -206,13 +208,32 @@ def unchanged(judge: Judge, a: Sequence[Made], seed: int) -> list[dict[str, Any]
     apart = len(a) // (2 * SIDE)
     separate = [pairs[2 * 2 * SIDE * number] for number in range(apart)]
     sessions = [a[first : first + SESSION] for first in range(0, len(a) - SESSION + 1, SESSION)]
-    side = judge.side
-    return [
-        tally("interleaved 6 + 6, apart", (judge.interleaved(x, y, side) for x, y in separate)),
-        tally("interleaved 6 + 6, windows", (judge.interleaved(x, y, side) for x, y in pairs)),
-        tally("interleaved 6 + 6, random", (judge.interleaved(x, y, side) for x, y in divided)),
-        tally("stored, 5 against 5", (judge.stored(x, y) for x, y in itertools.combinations(sessions, 2))),
-    ]
+    with ProcessPoolExecutor(mp_context=get_context("fork"), initializer=_use, initargs=(judge,)) as pool:
+        return [
+            tally("interleaved 6 + 6, apart", pool.map(_interleaved, separate)),
+            tally("interleaved 6 + 6, windows", pool.map(_interleaved, pairs)),
+            tally("interleaved 6 + 6, random", pool.map(_interleaved, divided)),
+            tally("stored, 5 against 5", pool.map(_stored, itertools.combinations(sessions, 2))),
+        ]
+
+
+_used: list[Judge] = []
+
+
+def _use(judge: Judge) -> None:
+    _used.append(judge)
+
+
+def _interleaved(sides: tuple[Sequence[Made], ...]) -> dict[str, Verdict]:
+    (judge,) = _used
+    a, b = sides
+    return judge.interleaved(a, b, judge.side)
+
+
+def _stored(sessions: tuple[Sequence[Made], ...]) -> dict[str, Verdict]:
+    (judge,) = _used
+    base, now = sessions
+    return judge.stored(base, now)
 
 
 def changed(judge: Judge, a: Sequence[Made], b: Sequence[Made], now: Side) -> Iterable[dict[str, Verdict]]:

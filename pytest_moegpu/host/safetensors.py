@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from pytest_moegpu.errors import ModelFileError
+from pytest_moegpu.host.modelfile import is_lfs_pointer
 
 __all__ = ["DTYPE_BITS", "TensorHeader", "read_header"]
 
@@ -28,6 +29,7 @@ _LENGTH = struct.Struct("<Q")
 _MOST_BYTES = 32 * 1024**2
 _MOST_DIMENSIONS = 16
 _METADATA = "__metadata__"
+_POINTER = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +60,9 @@ def read_header(path: Path) -> tuple[TensorHeader, ...]:
             start = file.read(_LENGTH.size)
             if len(start) < _LENGTH.size:
                 raise _error(path, f"{whole} bytes are too short for a header")
+            if is_lfs_pointer(start + file.read(_POINTER)):
+                raise _error(path, "is a Git LFS pointer, not the weights: run `git lfs pull` there")
+            file.seek(_LENGTH.size)
             (length,) = _LENGTH.unpack(start)
             if length > _MOST_BYTES:
                 raise _error(path, f"its header would be {length:,} bytes long; at most {_MOST_BYTES:,} are read")

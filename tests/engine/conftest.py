@@ -20,6 +20,13 @@ HOST = "127.0.0.1"
 PROGRAM = (sys.executable, "-m", "pytest_moegpu.host.embedded_server")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what is here, so that `-m real_server` runs it with the few of other folders."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.real_server)
+
+
 @pytest.fixture(scope="session")
 def scenario() -> Scenario:
     catalog = Catalog.load()

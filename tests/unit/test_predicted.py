@@ -231,7 +231,7 @@ def test_the_bench_of_truth_starts_what_was_asked_for() -> None:
     launches = [case.settings for case in cases(SMALL, experts=True)]
     assert {s.kv_cache for s in launches} == {"f16", "q8_0", "q4_0"}
     assert {s.slots for s in launches} == {1, 4}
-    assert {s.gpu_layers for s in launches} == {None, 15, 0}
-    assert {s.context for s in launches} == {2048, 8192, 32_768}
+    assert {s.gpu_layers for s in launches} == {None, 0, 1, 15, 29, 30}
+    assert {s.context for s in launches} == {2048, 8192, 16_384, 32_768}
     assert {s.cpu_expert_layers for s in launches} == {0, 15, 30}
     assert not any(case.mixture for case in cases(SMALL, experts=False))

@@ -279,6 +279,7 @@ class TestParts:
     ("text", "told"),
     [
         (b"1234", "4 bytes are too short for a header"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 98362432\n", "is a Git LFS pointer"),
         (struct.pack("<Q", 2**40) + b"{}", "at most 33,554,432 are read"),
         (struct.pack("<Q", 50) + b"{}", "50 bytes long, the file has 10: it is cut"),
         (struct.pack("<Q", 2) + b"[]", "is not a JSON object"),
