@@ -68,7 +68,7 @@ def llama_budget(
         kv += round(layers * width * cells(group, settings) * slots)
     if mtp and shape.kv:
         kv += round((shape.kv[0].k_width + shape.kv[0].v_width) * element_bytes(settings.kv_cache) * settings.context)
-    state = round(shape.recurrent_bytes_per_slot * slots * share)
+    state = round(shape.state_bytes * slots * share)
     parts = [
         Part(name="weights", size_bytes=weights, how=_placement(asked, count, settings, expert_host)),
         Part(name="KV cache", size_bytes=kv, how=f"{settings.kv_cache}, {settings.context} tokens x {slots}"),
@@ -88,7 +88,7 @@ def llama_budget(
         host_bytes=max(total - weights, 0),
         band_bytes=reserve.band_bytes,
         notes=_notes(shape, settings, build),
-        missing=shape.missing if shape.weights is not None else (*shape.missing, "how large its weights are"),
+        missing=shape.not_known,
     )
 
 
@@ -112,7 +112,7 @@ def _placement(asked: int, count: int, settings: Settings, expert_host: int) -> 
 
 
 def _notes(shape: ModelShape, settings: Settings, build: int | None) -> tuple[str, ...]:
-    notes = []
+    notes = [*shape.notes]
     if shape.weights is not None and not shape.weights.exact:
         notes.append("weights spread over the layers by arithmetic: name the file for exact figures")
     if build is None and settings.ubatch * shape.vocabulary * _FLOAT > compute_bytes(

@@ -26,15 +26,14 @@ def pool_budget(shape: ModelShape, settings: Settings, backend: str, device_byte
     Raises:
         UserError: Unknown cache type.
     """
-    weights = shape.weights.total if shape.weights is not None else 0
+    weights = shape.weights.without_mtp if shape.weights is not None else 0
     kv = round(kv_bytes_per_token(shape.kv, settings.kv_cache) * settings.context * settings.slots)
-    state = shape.recurrent_bytes_per_slot * settings.slots
-    missing = shape.missing if shape.weights is not None else (*shape.missing, "how large its weights are")
+    state = shape.state_bytes * settings.slots
     share = settings.memory_share or DEFAULT_SHARE.get(backend)
     taken = "a share of its own choice" if share is None else _share(share, device_bytes)
     return Budget(
         parts=(
-            Part(name="weights", size_bytes=weights, how="all of them"),
+            Part(name="weights", size_bytes=weights, how=_whole(shape)),
             Part(
                 name="KV cache", size_bytes=kv, how=f"{settings.kv_cache}, {settings.context} tokens x {settings.slots}"
             ),
@@ -44,9 +43,17 @@ def pool_budget(shape: ModelShape, settings: Settings, backend: str, device_byte
         ),
         host_bytes=0,
         band_bytes=reserve.band_bytes,
-        notes=(f"{backend} takes {taken} of the device, whatever it needs",),
-        missing=missing,
+        notes=(
+            *shape.notes,
+            f"{backend} takes {taken} of the device, whatever it needs",
+        ),
+        missing=shape.not_known,
     )
+
+
+def _whole(shape: ModelShape) -> str:
+    ahead = shape.weights is not None and shape.weights.mtp_blocks > 0
+    return "all but those of multi-token prediction" if ahead else "all of them"
 
 
 def kv_room(shape: ModelShape, share: float, backend: str, device_bytes: int, reserve: Reserve) -> int:
@@ -54,7 +61,7 @@ def kv_room(shape: ModelShape, share: float, backend: str, device_bytes: int, re
 
     vLLM: share x device less weights and activations. SGLang: share x what is free before the weights, less these.
     """
-    weights = shape.weights.total if shape.weights is not None else 0
+    weights = shape.weights.without_mtp if shape.weights is not None else 0
     if backend == "sglang":
         return round(share * (device_bytes - reserve.size_bytes)) - weights
     return round(share * device_bytes) - weights - _ACTIVATION_BYTES
@@ -66,9 +73,9 @@ def _share(share: float, device_bytes: int) -> str:
 
 def least_share(shape: ModelShape, settings: Settings, backend: str, device_bytes: int, reserve: Reserve) -> float:
     """Return the smallest share of the device that holds weights and the cache of all slots; above 1 none does."""
-    weights = shape.weights.total if shape.weights is not None else 0
+    weights = shape.weights.without_mtp if shape.weights is not None else 0
     kv = kv_bytes_per_token(shape.kv, settings.kv_cache) * settings.context * settings.slots
-    state = shape.recurrent_bytes_per_slot * settings.slots
+    state = shape.state_bytes * settings.slots
     if backend == "sglang":
         return (weights + kv + state) / (device_bytes - reserve.size_bytes)
     return (weights + kv + state + _ACTIVATION_BYTES) / device_bytes

@@ -60,6 +60,7 @@ class ModelFacts:
         shared_experts: Experts that work on every token.
         dense_layers: Layers, from the first one, that have no experts.
         recurrent_layers: Layers whose state has a fixed size.
+        recurrent_bytes_per_slot: All of that state, for one sequence; None where there is one of unknown size.
         mtp_layers: Layers of multi-token prediction, which `layers` does not count.
         parameters: All of them, without multi-token prediction.
         tied: Whether the output head is the token embeddings.
@@ -77,7 +78,7 @@ class ModelFacts:
     vocabulary: int
     context_train: int
     embedding: int
-    recurrent_bytes_per_slot: int = 0
+    recurrent_bytes_per_slot: int | None = 0
     experts: int = 0
     experts_used: int = 0
     licence: str = ""

@@ -64,6 +64,12 @@ class WeightTable:
         """All weights, in bytes."""
         return self.embedding + self.output + self.other + sum(b.other + b.experts for b in self.blocks)
 
+    @property
+    def without_mtp(self) -> int:
+        """All weights but the blocks of multi-token prediction, in bytes."""
+        ahead = self.blocks[len(self.blocks) - self.mtp_blocks :]
+        return self.total - sum(b.other + b.experts for b in ahead)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
@@ -79,7 +85,8 @@ class ModelShape:
         vocabulary: Rows of the output head; the compute buffer holds one row of logits for each token of a ubatch.
         context_train: Tokens that the model was trained for, before any scaling.
         recurrent_layers: Layers whose state has a fixed size.
-        recurrent_bytes_per_slot: All of that state, for one sequence.
+        recurrent_bytes_per_slot: All of that state, for one sequence; None where there is one of unknown size.
+        mtp_layers: Blocks of multi-token prediction.
         experts: Routed experts of one layer, 0 for a dense model.
         experts_used: Of these, how many work on a token.
         shared_experts: Experts that work on every token.
@@ -88,7 +95,9 @@ class ModelShape:
         quantisation: Of the weights, as the file names it.
         parameters: All of them.
         weights: None where only the shape is known.
+        licence: As the file or the catalog names it.
         missing: What is needed for planning and is not known, in words.
+        notes: What a reader of a plan should know.
         sources: Where each number is from.
     """
 
@@ -101,7 +110,8 @@ class ModelShape:
     vocabulary: int
     context_train: int
     recurrent_layers: int = 0
-    recurrent_bytes_per_slot: int = 0
+    recurrent_bytes_per_slot: int | None = 0
+    mtp_layers: int = 0
     experts: int = 0
     experts_used: int = 0
     shared_experts: int = 0
@@ -110,5 +120,17 @@ class ModelShape:
     quantisation: str | None = None
     parameters: int | None = None
     weights: WeightTable | None = None
+    licence: str | None = None
     missing: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
+
+    @property
+    def state_bytes(self) -> int:
+        """The recurrent state of one sequence as far as it is known, in bytes."""
+        return self.recurrent_bytes_per_slot or 0
+
+    @property
+    def not_known(self) -> tuple[str, ...]:
+        """What a sum of memory lacks: `missing`, and the weights where there are none."""
+        return self.missing if self.weights is not None else (*self.missing, "how large its weights are")

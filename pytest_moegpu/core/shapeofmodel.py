@@ -68,6 +68,8 @@ def shape_of_facts(facts: ModelFacts, file: PublishedFile | None) -> ModelShape:
     A file gives some tensors more bits than others, so the parts are estimates; their sum is the file.
     """
     missing = [] if facts.parameters is not None else ["how many parameters it has"]
+    if facts.recurrent_bytes_per_slot is None:
+        missing.append("how large its recurrent state is: none is counted")
     kv = facts.kv or _uniform(facts)
     return ModelShape(
         name=facts.name,
@@ -80,6 +82,7 @@ def shape_of_facts(facts: ModelFacts, file: PublishedFile | None) -> ModelShape:
         context_train=facts.context_train,
         recurrent_layers=facts.recurrent_layers,
         recurrent_bytes_per_slot=facts.recurrent_bytes_per_slot,
+        mtp_layers=facts.mtp_layers,
         experts=facts.experts,
         experts_used=facts.experts_used,
         shared_experts=facts.shared_experts,
@@ -88,6 +91,7 @@ def shape_of_facts(facts: ModelFacts, file: PublishedFile | None) -> ModelShape:
         quantisation=file.quantisation if file is not None else facts.quantisation,
         parameters=facts.parameters,
         weights=_spread(facts, file.size_bytes) if file is not None else None,
+        licence=facts.licence or None,
         missing=tuple(missing),
         sources=facts.references if file is None else (*facts.references, f"file: {file.source}"),
     )

@@ -25,7 +25,7 @@ from pytest_moegpu.core.runner import (
 from pytest_moegpu.errors import ProgramError, UserError
 from pytest_moegpu.host.checksum import sha256_of
 from pytest_moegpu.host.ending import end, run
-from pytest_moegpu.host.modelfile import is_part
+from pytest_moegpu.host.ggufparts import is_part
 
 __all__ = ["ContainerProcess", "mounts_of", "once", "prepare"]
 

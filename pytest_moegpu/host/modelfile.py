@@ -16,7 +16,8 @@ from pytest_moegpu.core.modelfacts import ModelFacts
 from pytest_moegpu.errors import ModelFileError
 from pytest_moegpu.host.checksum import sha256_of
 from pytest_moegpu.host.ggufheader import DamagedHeaderError, Header, LongArray, PastEndError, read_header
-from pytest_moegpu.host.splitgguf import check_parts
+from pytest_moegpu.host.gguflayers import KNOWN_ARCHITECTURES, Values, attention_layers, state_bytes
+from pytest_moegpu.host.ggufparts import check_parts, parts_of
 
 __all__ = [
     "GgufFacts",
@@ -24,7 +25,6 @@ __all__ = [
     "facts_of",
     "facts_of_headers",
     "is_lfs_pointer",
-    "is_part",
     "model_file",
     "read_gguf",
     "tensor_size",
@@ -34,12 +34,16 @@ __all__ = [
 _GUESSED = 1024
 # More than any model has, and few enough to make a record of each.
 _MOST_LAYERS = 10_000
-_PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
 
 
 @dataclass(frozen=True, kw_only=True)
 class GgufFacts:
-    """What a GGUF file says about itself. `size_bytes` counts all parts of a split model."""
+    """What a GGUF file says about itself.
+
+    `size_bytes` counts all parts of a split model. `layers` counts those of multi-token prediction, `kv_layers` does
+    not.
+    `recurrent_bytes_per_slot` is None where there is such a state of unknown size.
+    """
 
     architecture: str
     name: str
@@ -57,6 +61,9 @@ class GgufFacts:
     licence: str
     size_bytes: int
     tensor_types: dict[str, int]
+    mtp_layers: int = 0
+    recurrent_layers: int = 0
+    recurrent_bytes_per_slot: int | None = 0
 
 
 def read_gguf(path: Path) -> GgufFacts:
@@ -81,7 +88,7 @@ def facts_of_headers(path: Path, headers: Sequence[Header]) -> GgufFacts:
             label, size = tensor_size(tensor.type, tensor.elements)
             types[label] += 1
             weight[label] += size or 0
-    return _facts(path, headers[0].metadata, types, weight, sum(part.stat().st_size for part in _parts(path)))
+    return _facts(path, headers[0].metadata, types, weight, sum(part.stat().st_size for part in parts_of(path)))
 
 
 def whole_headers(path: Path) -> tuple[Header, ...]:
@@ -90,25 +97,29 @@ def whole_headers(path: Path) -> tuple[Header, ...]:
     Raises:
         ModelFileError: As `read_gguf`.
     """
-    parts = _parts(path)
+    parts = parts_of(path)
     headers = tuple(_whole_header(part) for part in parts)
     check_parts(parts, headers)
     return headers
 
 
 def facts_of(gguf: GgufFacts) -> ModelFacts:
-    """Return the facts of a model that the catalog does not know; the recurrent state counts as 0 bytes."""
+    """Return the facts of a model that the catalog does not know."""
     return ModelFacts(
         name=catalog_name(gguf.name) or gguf.architecture,
         title=gguf.name,
         architecture=gguf.architecture,
-        layers=gguf.layers,
+        layers=gguf.layers - gguf.mtp_layers,
         kv_layers=gguf.kv_layers,
         kv_heads=gguf.kv_heads,
         head_dim=gguf.head_dim,
         vocabulary=gguf.vocabulary,
         context_train=gguf.context_train,
         embedding=gguf.embedding,
+        recurrent_layers=gguf.recurrent_layers,
+        recurrent_bytes_per_slot=gguf.recurrent_bytes_per_slot,
+        mtp_layers=gguf.mtp_layers,
+        heads=gguf.heads,
         experts=gguf.experts,
         experts_used=gguf.experts_used,
         licence=gguf.licence,
@@ -127,11 +138,6 @@ def is_lfs_pointer(start: bytes) -> bool:
     return start.startswith(b"version https://git-lfs")
 
 
-def is_part(path: Path) -> bool:
-    """Tell whether a file is one part of a split model."""
-    return _PART.search(path.name) is not None
-
-
 def model_file(path: Path) -> ModelFile:
     """Return size, checksum and quantisation of a model file; a split model has the checksum of its parts' checksums.
 
@@ -139,24 +145,11 @@ def model_file(path: Path) -> ModelFile:
         ModelFileError: As `read_gguf`.
     """
     facts = read_gguf(path)
-    sums = [sha256_of(part) for part in _parts(path)]
+    sums = [sha256_of(part) for part in parts_of(path)]
     digest = sums[0] if len(sums) == 1 else hashlib.sha256("\n".join(sums).encode()).hexdigest()
     return ModelFile(
         path=str(path.absolute()), size_bytes=facts.size_bytes, sha256=digest, quantisation=facts.quantisation
     )
-
-
-def _parts(path: Path) -> list[Path]:
-    match = _PART.search(path.name)
-    if match is None:
-        return [path]
-    stem = path.name[: match.start()]
-    parts = [path.with_name(f"{stem}-{n:05}-of-{match[1]}.gguf") for n in range(1, int(match[1]) + 1)]
-    if path != parts[0]:
-        raise ModelFileError(
-            f"model file {path}: is a later part of a split model: name the first one, {parts[0].name}"
-        )
-    return parts
 
 
 def _whole_header(path: Path) -> Header:
@@ -169,9 +162,16 @@ def _whole_header(path: Path) -> Header:
         raise ModelFileError(f"model file {path}: is truncated: it ends within its header ({size} bytes)") from error
     except DamagedHeaderError as error:
         raise ModelFileError(f"model file {path}: is damaged or of an unknown kind: {error}") from error
-    needed = 0
-    for tensor in header.tensors:
+    needed = end = 0
+    last = ""
+    for tensor in sorted(header.tensors, key=lambda each: each.offset):
         _, length = tensor_size(tensor.type, tensor.elements)
+        if tensor.offset < end:
+            raise ModelFileError(
+                f"model file {path}: is damaged: its tensors {last} and {tensor.name} lie in the same place"
+            )
+        if length:
+            last, end = tensor.name, tensor.offset + length
         needed = max(needed, header.data_offset + tensor.offset + (length or 0))
     if needed > size:
         raise ModelFileError(
@@ -250,17 +250,29 @@ def _facts(path: Path, metadata: dict[str, object], types: Counter[str], weight:
                 f"model file {path}: has no {architecture or 'ARCHITECTURE'}.{key} in its metadata ({kind}): "
                 "it is not a language model"
             )
+        if value < 0:
+            raise ModelFileError(f"model file {path}: is damaged: its {architecture}.{key} is {value}")
         return value
 
     layers, embedding, heads = number("block_count"), number("embedding_length"), number("attention.head_count")
     if not 0 < layers <= _MOST_LAYERS:
         raise ModelFileError(f"model file {path}: is damaged: it says that it has {layers} layers")
     tokens = metadata.get("tokenizer.ggml.tokens")
+    values = Values(metadata, architecture)
+    mtp = values.number("nextn_predict_layers")
+    if mtp >= layers:
+        raise ModelFileError(f"model file {path}: is damaged: {mtp} of its {layers} layers are said to predict ahead")
+    cached = attention_layers(values, architecture, layers - mtp)
+    hybrid = KNOWN_ARCHITECTURES.get(architecture) == "hybrid"
+    recurrent = layers - mtp - cached if hybrid else 0
+    state: int | None = recurrent * state_bytes(values)
+    if (recurrent and not state) or (not hybrid and values.any_below("ssm.")):
+        state = None
     return GgufFacts(
         architecture=architecture,
         name=str(metadata.get("general.name") or path.stem),
         layers=layers,
-        kv_layers=_kv_layers(metadata, architecture, layers),
+        kv_layers=cached,
         embedding=embedding,
         heads=heads,
         kv_heads=number("attention.head_count_kv", heads),
@@ -273,13 +285,7 @@ def _facts(path: Path, metadata: dict[str, object], types: Counter[str], weight:
         licence=str(metadata.get("general.license", "")),
         size_bytes=size,
         tensor_types=dict(sorted(types.items())),
+        mtp_layers=mtp,
+        recurrent_layers=recurrent,
+        recurrent_bytes_per_slot=state,
     )
-
-
-def _kv_layers(metadata: dict[str, object], architecture: str, layers: int) -> int:
-    """Count the layers whose cache grows with the context, where the file says which those are."""
-    per_layer = metadata.get(f"{architecture}.attention.head_count_kv")
-    if isinstance(per_layer, tuple) and len(per_layer) == layers:
-        return sum(1 for heads in per_layer if heads)
-    interval = metadata.get(f"{architecture}.full_attention_interval")
-    return layers // interval if isinstance(interval, int) and interval > 0 else layers

@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 
 from pytest_moegpu.core.shape import BlockWeights, KvGroup, ModelShape, WeightTable
 from pytest_moegpu.errors import ModelFileError
 from pytest_moegpu.host.ggufheader import Tensor
-from pytest_moegpu.host.modelfile import catalog_name, facts_of_headers, tensor_size, whole_headers
+from pytest_moegpu.host.gguflayers import KNOWN_ARCHITECTURES, Values
+from pytest_moegpu.host.modelfile import GgufFacts, catalog_name, facts_of_headers, tensor_size, whole_headers
 
-__all__ = ["KNOWN_ARCHITECTURES", "shape_of_gguf"]
+__all__ = ["shape_of_gguf"]
 
-KNOWN_ARCHITECTURES = {
-    "deepseek2": "latent",
-    "gpt-oss": "window",
-    **dict.fromkeys(("qwen35moe", "qwen35", "qwen3next"), "hybrid"),
-    **dict.fromkeys(("llama", "qwen2", "qwen3", "qwen2moe", "qwen3moe", "glm4moe", "olmoe", "mistral3"), "full"),
-}
-"""GGUF architecture → how its layers cache: all of them in full, a latent, windows in turn, or a recurrent state."""
-_BLOCK = re.compile(r"blk\.(\d+)\.")
+_BLOCK = re.compile(r"blk\.(\d{1,9})\.")
 _EXPERTS = re.compile(r"_exps\.")
-_FLOAT_BYTES = 4
 
 
 def shape_of_gguf(path: Path) -> ModelShape:
@@ -34,18 +26,11 @@ def shape_of_gguf(path: Path) -> ModelShape:
     """
     headers = whole_headers(path)
     facts = facts_of_headers(path, headers)
-    metadata, architecture = headers[0].metadata, facts.architecture
-    values = _Values(metadata, architecture)
-    mtp = values.number("nextn_predict_layers")
-    layers = facts.layers - mtp
-    missing = []
+    architecture = facts.architecture
+    values = Values(headers[0].metadata, architecture)
+    layers = facts.layers - facts.mtp_layers
     kind = KNOWN_ARCHITECTURES.get(architecture)
-    if kind is None:
-        missing.append(
-            f"how the layers of architecture {architecture!r} cache: all are taken to hold the whole context"
-        )
-    weights = _weights(path, [t for header in headers for t in header.tensors], facts.layers, mtp)
-    recurrent = layers - facts.kv_layers if kind == "hybrid" else 0
+    weights = _weights(path, [t for header in headers for t in header.tensors], facts.layers, facts.mtp_layers)
     width = values.number("feed_forward_length")
     return ModelShape(
         name=catalog_name(facts.name) or architecture,
@@ -53,13 +38,12 @@ def shape_of_gguf(path: Path) -> ModelShape:
         layers=layers,
         embedding=facts.embedding,
         heads=facts.heads,
-        kv=_kv(
-            values, kind, layers if kind != "hybrid" else min(facts.kv_layers, layers), facts.kv_heads, facts.head_dim
-        ),
+        kv=_kv(values, facts, kind, layers),
         vocabulary=facts.vocabulary,
         context_train=facts.context_train,
-        recurrent_layers=recurrent,
-        recurrent_bytes_per_slot=_state(values) * recurrent,
+        recurrent_layers=facts.recurrent_layers,
+        recurrent_bytes_per_slot=facts.recurrent_bytes_per_slot,
+        mtp_layers=facts.mtp_layers,
         experts=facts.experts,
         experts_used=facts.experts_used,
         shared_experts=values.number("expert_shared_count"),
@@ -69,61 +53,57 @@ def shape_of_gguf(path: Path) -> ModelShape:
         quantisation=facts.quantisation,
         parameters=sum(t.elements for header in headers for t in header.tensors),
         weights=weights,
-        missing=tuple(missing),
+        licence=facts.licence or None,
+        missing=_missing(facts, kind),
         sources=(f"{path.name}: its own header",),
     )
 
 
-class _Values:
-    """Numbers of the metadata below the architecture's name."""
-
-    def __init__(self, metadata: Mapping[str, object], architecture: str) -> None:
-        self._metadata, self._architecture = metadata, architecture
-
-    def number(self, key: str, default: int = 0) -> int:
-        """Return one number; the largest of several, one for each layer."""
-        value = self._metadata.get(f"{self._architecture}.{key}", default)
-        if isinstance(value, tuple) and value:
-            value = max(value)
-        return value if isinstance(value, int) and not isinstance(value, bool) else default
-
-    def flags(self, key: str) -> tuple[bool, ...]:
-        """Return one flag for each layer; empty where there are none."""
-        value = self._metadata.get(f"{self._architecture}.{key}")
-        return tuple(map(bool, value)) if isinstance(value, tuple) else ()
+def _missing(facts: GgufFacts, kind: str | None) -> tuple[str, ...]:
+    found = []
+    if kind is None:
+        found.append(
+            f"how the layers of architecture {facts.architecture!r} cache: all are taken to hold the whole context"
+        )
+    if facts.recurrent_bytes_per_slot is None:
+        found.append(f"how large the recurrent state of architecture {facts.architecture!r} is: none is counted")
+    return tuple(found)
 
 
-def _kv(values: _Values, kind: str | None, layers: int, kv_heads: int, head_dim: int) -> tuple[KvGroup, ...]:
-    """Return the cached layers by form.
+def _kv(values: Values, facts: GgufFacts, kind: str | None, layers: int) -> tuple[KvGroup, ...]:
+    """Return the cached layers by form: those with the whole context first.
 
     A latent (`attention.kv_lora_rank`) is cached once for all heads with its rotated part, and V is computed from it:
-    llama_model::create_memory with `attention.key_length_mla`. Windows: every other layer (gpt-oss), or as flagged.
+    llama_model::create_memory with `attention.key_length_mla`.
     """
-    if not layers:
-        return ()
     rank = values.number("attention.kv_lora_rank")
     if kind == "latent" and rank and values.number("attention.key_length_mla"):
         return (KvGroup(layers=layers, k_width=rank + values.number("rope.dimension_count"), v_width=0),)
-    width = kv_heads * head_dim
-    v_width = kv_heads * values.number("attention.value_length", head_dim)
-    window = values.number("attention.sliding_window")
-    if window and (kind == "window" or values.flags("attention.sliding_window_pattern")):
-        flagged = values.flags("attention.sliding_window_pattern")
-        windowed = sum(flagged[:layers]) if flagged else layers - layers // 2
-        full = KvGroup(layers=layers - windowed, k_width=width, v_width=v_width)
-        return (full, KvGroup(layers=windowed, k_width=width, v_width=v_width, window=window))
-    return (KvGroup(layers=layers, k_width=width, v_width=v_width),)
+    each: tuple[object, ...] = values.each("attention.head_count_kv")[:layers]
+    if len(each) != layers:
+        each = (facts.kv_heads,) * facts.kv_layers
+    pairs = zip(each, _windowed(values, kind, len(each)), strict=True)
+    forms = Counter((inside, heads) for heads, inside in pairs if isinstance(heads, int) and heads > 0)
+    return tuple(_group(values, facts, heads, inside, forms[inside, heads]) for inside, heads in sorted(forms))
 
 
-def _state(values: _Values) -> int:
-    """Return the bytes of one recurrent layer's state for one sequence.
+def _group(values: Values, facts: GgufFacts, heads: int, inside: bool, layers: int) -> KvGroup:
+    k, v = facts.head_dim, values.number("attention.value_length", facts.head_dim)
+    if inside:
+        k, v = values.number("attention.key_length_swa", k), values.number("attention.value_length_swa", v)
+    window = values.number("attention.sliding_window") if inside else None
+    return KvGroup(layers=layers, k_width=heads * k, v_width=heads * v, window=window)
 
-    llama_hparams::n_embd_r and n_embd_s, as F32: (kernel - 1) x (inner + 2 x groups x state) and inner x state. The
-    logged 432.00 and 16.88 MiB of three sequences of a 27B model with 48 such layers (ggml-org/llama.cpp#23792) are it.
-    """
-    inner, state, groups = (values.number(f"ssm.{key}") for key in ("inner_size", "state_size", "group_count"))
-    kernel = values.number("ssm.conv_kernel")
-    return ((max(kernel, 1) - 1) * (inner + 2 * groups * state) + inner * state) * _FLOAT_BYTES
+
+def _windowed(values: Values, kind: str | None, layers: int) -> list[bool]:
+    """Tell for each layer whether it keeps a window only: as flagged, or all but each n-th (gpt-oss: n is 2)."""
+    if not values.number("attention.sliding_window"):
+        return [False] * layers
+    flags = values.each("attention.sliding_window_pattern")[:layers]
+    if len(flags) == layers:
+        return [bool(flag) for flag in flags]
+    period = values.number("attention.sliding_window_pattern", 2 if kind == "window" else 0)
+    return [bool(period) and number % period < period - 1 for number in range(layers)]
 
 
 def _weights(path: Path, tensors: list[Tensor], layers: int, mtp: int) -> WeightTable:

@@ -41,7 +41,7 @@ def shape_of_folder(path: Path) -> ModelShape:
     config = Config(path)
     names = _files(path)
     present = [name for name in names if (path / name).is_file()]
-    missing = list(config.missing)
+    notes = []
     weights, parameters = None, None
     if present and len(present) == len(names):
         tensors = _tensors(path, present)
@@ -51,7 +51,7 @@ def shape_of_folder(path: Path) -> ModelShape:
         parameters = None if packed else sum(tensor.elements for tensor in tensors)
     elif (total := _indexed_total(path)) is not None:
         weights = _by_arithmetic(path, config, total)
-        missing.append(f"{len(names) - len(present)} of {len(names)} weight files are not here: spread by arithmetic")
+        notes.append(f"{len(names) - len(present)} of {len(names)} weight files are not here: spread by arithmetic")
     experts = config.experts
     width = config.number("intermediate_size")
     shared = config.number("n_shared_experts", "num_shared_experts")
@@ -65,7 +65,8 @@ def shape_of_folder(path: Path) -> ModelShape:
         vocabulary=config.need("vocab_size"),
         context_train=config.need("max_position_embeddings"),
         recurrent_layers=config.recurrent_layers,
-        recurrent_bytes_per_slot=config.state_bytes or 0,
+        recurrent_bytes_per_slot=config.state_bytes,
+        mtp_layers=config.mtp,
         experts=experts,
         experts_used=config.experts_used,
         shared_experts=shared or int(config.number("shared_expert_intermediate_size") > 0),
@@ -75,7 +76,8 @@ def shape_of_folder(path: Path) -> ModelShape:
         quantisation=precision_of(config.outer),
         parameters=parameters,
         weights=weights,
-        missing=tuple(missing),
+        missing=config.missing,
+        notes=tuple(notes),
         sources=(f"{path.name}/{CONFIG}", *((f"the headers of {len(present)} safetensors files",) if present else ())),
     )
 

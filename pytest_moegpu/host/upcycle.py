@@ -18,8 +18,9 @@ from pytest_moegpu.core.upcycle import Action, DenseTensor, Order, Plan, Planned
 from pytest_moegpu.errors import ModelFileError, UserError
 from pytest_moegpu.host.checksum import remember_sha256, sha256_of
 from pytest_moegpu.host.ggufheader import read_header
+from pytest_moegpu.host.ggufparts import is_part
 from pytest_moegpu.host.ggufraw import RawEntry, RawGguf, RawTensor, entry_number, pieces, read_raw, tensor_type
-from pytest_moegpu.host.modelfile import is_part, read_gguf
+from pytest_moegpu.host.modelfile import read_gguf
 
 __all__ = ["Upcycled", "upcycle"]
 

@@ -16,8 +16,8 @@ KV_TYPES = ("f16", "q8_0", "fp8", "q4_0")
 """Cache types whose bytes a token are told."""
 
 
-def shape_as_text(shape: ModelShape, licence: str) -> str:
-    """Print one fact a line, then what is not known and where the facts are from. `licence` is empty where unknown."""
+def shape_as_text(shape: ModelShape) -> str:
+    """Print one fact a line, then what is not known and where the facts are from."""
     facts = [
         ("model", f"{shape.name}, {shape.architecture or 'architecture not known'}"),
         ("weights", f"{shape.quantisation or 'quantisation not known'}, {_parameters(shape.parameters)}"),
@@ -27,8 +27,9 @@ def shape_as_text(shape: ModelShape, licence: str) -> str:
         ("a token", ", ".join(f"{kind} {kv_bytes_per_token(shape.kv, kind):,.0f} B" for kind in KV_TYPES)),
     ]
     if shape.recurrent_layers:
-        state = format_bytes(shape.recurrent_bytes_per_slot)
-        facts.append(("state", f"{shape.recurrent_layers} layers with {state} a slot in all, whatever the context"))
+        size = shape.recurrent_bytes_per_slot
+        state = "a state of unknown size" if size is None else f"{format_bytes(size)} a slot in all"
+        facts.append(("state", f"{shape.recurrent_layers} layers with {state}, whatever the context"))
     if shape.experts:
         shared = f", {shape.shared_experts} shared" if shape.shared_experts else ""
         width = f", inner width {shape.expert_width:,}" if shape.expert_width else ""
@@ -36,17 +37,20 @@ def shape_as_text(shape: ModelShape, licence: str) -> str:
             ("experts", f"{shape.experts} in a layer, {shape.experts_used} used for each token{shared}{width}")
         )
     facts.append(("context", f"trained for {shape.context_train:,} tokens; vocabulary of {shape.vocabulary:,}"))
-    if licence:
-        facts.append(("licence", licence))
+    if shape.mtp_layers:
+        facts.append(("ahead", f"{shape.mtp_layers} more layers of multi-token prediction"))
+    if shape.licence:
+        facts.append(("licence", shape.licence))
     lines = [f"{label:<9}{text}" for label, text in facts]
-    lines += [f"NOT KNOWN: {text}" for text in shape.missing]
+    lines += [f"note: {note}" for note in shape.notes]
+    lines += [f"NOT KNOWN: {text}" for text in shape.not_known]
     return "\n".join([*lines, *(f"source: {source}" for source in shape.sources)])
 
 
-def shape_as_json(shape: ModelShape, licence: str) -> str:
+def shape_as_json(shape: ModelShape) -> str:
     """Return all facts; sizes are bytes, what is not known is null."""
     table = shape.weights
-    facts: dict[str, Any] = {"schema": 1, **asdict(shape), "licence": licence or None}
+    facts: dict[str, Any] = {"schema": 1, **asdict(shape)}
     facts["kv_bytes_per_token"] = {kind: round(kv_bytes_per_token(shape.kv, kind)) for kind in KV_TYPES}
     if table is not None:
         facts["weights"]["total"] = table.total

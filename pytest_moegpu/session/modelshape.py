@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pytest_moegpu.catalog import Catalog
 from pytest_moegpu.core.modelargs import FactsOrder
-from pytest_moegpu.core.modelfacts import ModelFacts
 from pytest_moegpu.report.shape import shape_as_json, shape_as_text
 from pytest_moegpu.session.shapes import shape_named
 
@@ -17,6 +16,5 @@ def told(order: FactsOrder) -> str:
     Raises:
         UserError: No such model, or its file is damaged; says what is known.
     """
-    shape, source = shape_named(order.model, order.quantisation, Catalog.load(order.catalog))
-    licence = source.licence if isinstance(source, ModelFacts) else ""
-    return (shape_as_json if order.json else shape_as_text)(shape, licence)
+    shape, _ = shape_named(order.model, order.quantisation, Catalog.load(order.catalog))
+    return (shape_as_json if order.json else shape_as_text)(shape)

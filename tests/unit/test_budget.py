@@ -153,7 +153,7 @@ def test_the_recurrent_state_is_62_8_mib_a_slot_whatever_the_context() -> None:
     for context in (4096, 262_144):
         budget = llama_budget(LARGE, Settings(context=context, slots=3), NOTHING)
         assert budget.of("recurrent state") / MIB == pytest.approx(3 * 62.81, abs=0.1)
-    assert shape("qwen3-next-80b-a3b").recurrent_bytes_per_slot / MIB == pytest.approx(75.4, abs=0.05)
+    assert shape("qwen3-next-80b-a3b").state_bytes / MIB == pytest.approx(75.4, abs=0.05)
 
 
 # The launch whose log is in the recordings: an H200, 4,096 tokens of q8_0, build 11434.
@@ -234,7 +234,7 @@ def test_the_least_share_leaves_just_enough_room() -> None:
     for backend in ("vllm", "sglang"):
         share = least_share(LARGE, settings, backend, device, reserve)
         room = kv_room(LARGE, share, backend, device, reserve)
-        assert room - 4 * LARGE.recurrent_bytes_per_slot == pytest.approx(needed, abs=16)
+        assert room - 4 * LARGE.state_bytes == pytest.approx(needed, abs=16)
         assert pool_budget(LARGE, settings, backend, device, reserve).of("KV cache") == needed
 
 

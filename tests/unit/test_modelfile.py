@@ -99,48 +99,101 @@ def test_split_model_counts_all_parts(tiny: Path, tmp_path: Path) -> None:
     first = tiny.rename(tmp_path / "big-00001-of-00002.gguf")
     with pytest.raises(ModelFileError, match=r"big-00002-of-00002\.gguf: does not exist"):
         read_gguf(first)
-    second = tmp_path / "big-00002-of-00002.gguf"
-    second.write_bytes(first.read_bytes())
-    with pytest.raises(ModelFileError, match=r"00002\.gguf: its tensor \S+ is in big-00001-of-00002\.gguf too"):
-        read_gguf(first)
-    second.write_bytes(first.read_bytes().replace(b".weight", b".weighs"))
-    assert read_gguf(first).size_bytes == 2 * first.stat().st_size
+    second = _part(tmp_path / "big-00002-of-00002.gguf", {"blk.0.attn_q.weight": 4})
+    assert read_gguf(first).size_bytes == first.stat().st_size + second.stat().st_size
     one = model_file(first).sha256
-    second.write_bytes(first.read_bytes().replace(b".weight", b".weighd"))
+    _part(second, {"blk.0.attn_q.weight": 8})
     assert model_file(first).sha256 != one
     with pytest.raises(ModelFileError, match=r"name the first one, big-00001-of-00002\.gguf"):
         read_gguf(second)
 
 
+def _part(path: Path, tensors: dict[str, int], **keys: int) -> Path:
+    """Write a later part, which has nothing but its place and tensors; `split_no` stands for `split.no`."""
+    writer = gguf.GGUFWriter(path, "llama")
+    for key, value in keys.items():
+        writer.add_uint16(key.replace("_", "."), value)
+    for name, rows in tensors.items():
+        writer.add_tensor(name, np.zeros((rows, 64), dtype=np.float16))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
 @pytest.mark.parametrize(
-    ("number", "count", "tensors", "message"),
+    ("keys", "tensors", "message"),
     [
-        (1, 2, None, ""),
-        (0, 2, None, r"00002\.gguf: it is part 1, by its name part 2: fetch all parts again"),
-        (1, 3, None, r"00002\.gguf: it is of a model of 3 parts, by its name of one of 2"),
-        (1, 2, 99, r"00001-of-00002\.gguf: it was split with 99 tensors, its 2 parts have \d+"),
+        (
+            {"split_count": 3},
+            {"b": 1},
+            r"00002-of-00002\.gguf: is one of 3 parts by its header, and by its name one of 2",
+        ),
+        ({"split_no": 0}, {"b": 1}, r"stands as part 2 of 2, and its header counts it as 0 from 0"),
+        ({}, {"token_embd.weight": 1}, r"tensor token_embd\.weight is in an earlier part, too"),
+        ({}, {"b": 1, "c": 1}, r"00001-of-00002\.gguf: has 4 tensors in all its parts, and by its header 3"),
     ],
+    ids=["another-count", "cycle", "twice", "missing"],
 )
-def test_parts_that_are_not_one_model_are_refused(
-    tmp_path: Path, number: int, count: int, tensors: int | None, message: str
+def test_parts_that_do_not_belong_together_are_one_error(
+    tmp_path: Path, keys: dict[str, int], tensors: dict[str, int], message: str
 ) -> None:
-    def split(no: int, of: int) -> Callable[[gguf.GGUFWriter], None]:
-        def change(writer: gguf.GGUFWriter) -> None:
-            writer.add_uint16("split.no", no)
-            writer.add_uint16("split.count", of)
-            if tensors is not None:
-                writer.add_int32("split.tensors.count", tensors)
+    def change(writer: gguf.GGUFWriter) -> None:
+        writer.add_uint16("split.count", 2)
+        writer.add_uint16("split.no", 0)
+        writer.add_int32("split.tensors.count", 3)
 
-        return change
-
-    first = _write(tmp_path / "big-00001-of-00002.gguf", split(0, 2))
-    second = _write(tmp_path / "big-00002-of-00002.gguf", split(number, count))
-    second.write_bytes(second.read_bytes().replace(b".weight", b".weighs"))
-    if not message:
-        assert read_gguf(first).size_bytes == first.stat().st_size + second.stat().st_size
-        return
+    first = _write(tmp_path / "m-00001-of-00002.gguf", change)
+    _part(tmp_path / "m-00002-of-00002.gguf", {"b": 1}, split_no=1, split_count=2)
+    assert read_gguf(first).layers == 4
+    _part(tmp_path / "m-00002-of-00002.gguf", tensors, **keys)
     with pytest.raises(ModelFileError, match=message):
         read_gguf(first)
+
+
+def test_a_first_part_whose_name_does_not_say_so_is_told(tmp_path: Path) -> None:
+    path = _write(tmp_path / "renamed.gguf", lambda w: w.add_uint16("split.count", 2))
+    with pytest.raises(ModelFileError, match="is one of 2 parts by its header, and by its name one of 1"):
+        read_gguf(path)
+
+
+@pytest.mark.parametrize("name", ["m-00001-of-00000.gguf", "m-00000-of-00002.gguf", "m-00003-of-00002.gguf"])
+def test_a_part_that_cannot_be_is_told(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ModelFileError, match=r"cannot be part \d of \d, as its name has it"):
+        read_gguf(_write(tmp_path / name))
+
+
+def test_tensors_in_the_same_place_are_told(tiny: Path) -> None:
+    raw = tiny.read_bytes()
+    at = raw.index(b"output_norm.weight") + len(b"output_norm.weight") + 4 + 8 + 4
+    tiny.write_bytes(raw[:at] + struct.pack("<Q", 32) + raw[at + 8 :])
+    with pytest.raises(ModelFileError, match=r"its tensors token_embd\.weight and output_norm\.weight lie in the same"):
+        read_gguf(tiny)
+
+
+def test_the_state_of_a_hybrid_is_known_from_its_header(tmp_path: Path) -> None:
+    def change(writer: gguf.GGUFWriter) -> None:
+        for key, value in (("conv_kernel", 4), ("inner_size", 4096), ("state_size", 128), ("group_count", 16)):
+            writer.add_uint32(f"qwen35moe.ssm.{key}", value)
+
+    model = facts_of(read_gguf(_write(tmp_path / "hybrid.gguf", change, "qwen35moe")))
+    # Every fourth layer is attention where the file does not say which; 3 x (4,096 x 128 + 3 x 8,192) x 4 bytes.
+    assert (model.kv_layers, model.recurrent_layers, model.recurrent_bytes_per_slot) == (1, 3, 6_586_368)
+    unknown = facts_of(
+        read_gguf(_write(tmp_path / "new.gguf", lambda w: w.add_uint32("newfangled.ssm.inner_size", 9), "newfangled"))
+    )
+    assert unknown.recurrent_bytes_per_slot is None
+
+
+def test_layers_of_multi_token_prediction_are_no_layers_of_the_model(tmp_path: Path) -> None:
+    model = facts_of(
+        read_gguf(_write(tmp_path / "m.gguf", lambda w: w.add_uint32("glm4moe.nextn_predict_layers", 1), "glm4moe"))
+    )
+    assert (model.layers, model.kv_layers, model.mtp_layers) == (3, 3, 1)
+    bad = _write(tmp_path / "bad.gguf", lambda w: w.add_uint32("glm4moe.nextn_predict_layers", 4), "glm4moe")
+    with pytest.raises(ModelFileError, match="4 of its 4 layers are said to predict ahead"):
+        read_gguf(bad)
 
 
 def test_missing_file_names_the_nearest(tiny: Path) -> None:
@@ -277,3 +330,30 @@ def test_progress_only_for_large_files_on_a_terminal(
     monkeypatch.setattr(checksum, "GIB", 1)
     sha256_of(tiny)
     assert ("checksum of tiny.gguf" in stream.getvalue()) is terminal
+
+
+def test_a_later_part_that_is_damaged_is_the_one_that_is_named(tmp_path: Path) -> None:
+    first, second = _write(tmp_path / "m-00001-of-00002.gguf"), tmp_path / "m-00002-of-00002.gguf"
+    second.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 2**63, 0))
+    with pytest.raises(ModelFileError, match=r"m-00002-of-00002\.gguf: is truncated: it ends within its header"):
+        read_gguf(first)
+    second.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"a" + struct.pack("<I", 77))
+    with pytest.raises(ModelFileError, match=r"m-00002-of-00002\.gguf: is damaged .*: a value has the unknown type 77"):
+        read_gguf(first)
+
+
+def test_parts_that_are_links_to_each_other_end(tmp_path: Path) -> None:
+    first, second = tmp_path / "m-00001-of-00002.gguf", tmp_path / "m-00002-of-00002.gguf"
+    _write(first, lambda w: w.add_uint16("split.count", 2))
+    second.symlink_to(first.name)
+    with pytest.raises(ModelFileError, match=r"m-00002-of-00002\.gguf: its tensor token_embd\.weight is in an earlier"):
+        read_gguf(first)
+    first.unlink()
+    first.symlink_to(second.name)
+    with pytest.raises(ModelFileError, match=r"m-00001-of-00002\.gguf: (does not exist|cannot be read)"):
+        read_gguf(first)
+
+
+def test_a_name_of_many_parts_is_answered_at_the_first_that_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match=r"m-00002-of-99999\.gguf: does not exist"):
+        read_gguf(_write(tmp_path / "m-00001-of-99999.gguf"))

@@ -65,7 +65,7 @@ def test_a_hybrid_has_a_cache_in_every_fourth_layer_and_a_state_in_the_others(
     }
     shape = shape_of_gguf(written(tmp_path / "m.gguf", architecture, values, {"token_embd.weight": (8, 64)}))
     assert (shape.layers, shape.recurrent_layers, shape.missing) == (layers, layers * 3 // 4, ())
-    assert shape.recurrent_bytes_per_slot / MIB == pytest.approx(mib, abs=0.01)
+    assert shape.state_bytes / MIB == pytest.approx(mib, abs=0.01)
     assert kv_bytes_per_token(shape.kv, "f16") == token
 
 
@@ -102,6 +102,42 @@ def test_windows_take_turns_with_the_whole_context(tmp_path: Path) -> None:
     shape = shape_of_gguf(written(tmp_path / "m.gguf", "gpt-oss", values, {}))
     full, windowed = shape.kv
     assert (full.layers, full.window, windowed.layers, windowed.window) == (12, None, 12, 128)
+
+
+def test_layers_that_differ_are_grouped_by_form(tmp_path: Path) -> None:
+    values = {
+        "block_count": 4,
+        "attention.head_count_kv": [0, 2, 4, 2],
+        "attention.sliding_window": 512,
+        "attention.sliding_window_pattern": [True, False, True, True],
+    }
+    shape = shape_of_gguf(written(tmp_path / "m.gguf", "newfangled", values, {}))
+    assert shape.kv == (
+        KvGroup(layers=1, k_width=512, v_width=512),
+        KvGroup(layers=1, k_width=512, v_width=512, window=512),
+        KvGroup(layers=1, k_width=1024, v_width=1024, window=512),
+    )
+
+
+def test_a_hybrid_says_which_layers_are_recurrent(tmp_path: Path) -> None:
+    values = {
+        "block_count": 5,
+        "nextn_predict_layers": 1,
+        "attention.recurrent_layers": [True, False, True, True, False],
+        "ssm.conv_kernel": 4,
+        "ssm.inner_size": 64,
+        "ssm.state_size": 16,
+        "ssm.group_count": 2,
+    }
+    shape = shape_of_gguf(written(tmp_path / "m.gguf", "qwen35", values, {}))
+    assert (shape.layers, shape.recurrent_layers, shape.kv) == (4, 3, (KvGroup(layers=1, k_width=512, v_width=512),))
+    assert shape.recurrent_bytes_per_slot == 3 * 4 * (3 * (64 + 2 * 2 * 16) + 64 * 16)
+
+
+def test_a_state_of_unknown_size_is_missing_and_not_guessed(tmp_path: Path) -> None:
+    shape = shape_of_gguf(written(tmp_path / "m.gguf", "newfangled", {"block_count": 3, "ssm.inner_size": 64}, {}))
+    assert (shape.recurrent_bytes_per_slot, shape.state_bytes) == (None, 0)
+    assert "how large the recurrent state of architecture 'newfangled' is: none is counted" in shape.missing
 
 
 def test_weights_are_counted_where_they_are(tmp_path: Path) -> None:

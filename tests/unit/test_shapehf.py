@@ -123,7 +123,7 @@ def test_a_hybrid_has_a_cache_in_every_fourth_layer_and_a_state_in_the_others(
     )
     shape = shape_of_folder(folder(tmp_path / "m", {"model_type": kind, "text_config": inner}))
     assert shape.recurrent_layers == layers * 3 // 4
-    assert shape.recurrent_bytes_per_slot / MIB == pytest.approx(mib, abs=0.01)
+    assert shape.state_bytes / MIB == pytest.approx(mib, abs=0.01)
     assert kv_bytes_per_token(shape.kv, "bf16") == token
     assert (shape.experts, shape.experts_used, shape.shared_experts, shape.expert_width) == (256, 8, 1, 512)
     assert shape.weights is None
@@ -135,6 +135,7 @@ def test_a_state_without_widths_is_said_to_be_missing(tmp_path: Path) -> None:
     shape = shape_of_folder(folder(tmp_path / "m", config))
     assert (shape.recurrent_layers, shape.kv) == (1, (KvGroup(layers=1, k_width=32, v_width=32),))
     assert shape.missing == ("how large its recurrent state is: none is counted",)
+    assert shape.recurrent_bytes_per_slot is None
 
 
 def test_experts_apart_and_fused_are_told_from_shared_ones(tmp_path: Path) -> None:
@@ -259,7 +260,7 @@ class TestParts:
         shape = shape_of_folder(path)
         assert shape.weights is not None
         assert (shape.weights.total, shape.weights.exact) == (1_000_000, False)
-        assert shape.missing == ("1 of 2 weight files are not here: spread by arithmetic",)
+        assert (shape.missing, shape.notes) == ((), ("1 of 2 weight files are not here: spread by arithmetic",))
 
     def test_one_tensor_in_two_files_is_refused(self, tmp_path: Path) -> None:
         path = self.split(tmp_path / "m")
