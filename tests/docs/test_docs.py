@@ -188,7 +188,7 @@ def test_links() -> None:
     assert not broken
 
 
-@pytest.mark.real_server
+@pytest.mark.alone
 @pytest.mark.parametrize("name", ["test_my_gpu.py"])
 def test_example_runs_green(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The example as a stranger runs it: from a folder of their own, with the real server and the real model."""

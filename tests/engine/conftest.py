@@ -21,10 +21,10 @@ PROGRAM = (sys.executable, "-m", "pytest_moegpu.host.embedded_server")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is here, so that `-m real_server` runs it with the few of other folders."""
+    """Mark what is here, so that `-m alone` runs it with the few of other folders."""
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
-            item.add_marker(pytest.mark.real_server)
+            item.add_marker(pytest.mark.alone)
 
 
 @pytest.fixture(scope="session")

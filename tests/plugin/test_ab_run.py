@@ -48,6 +48,7 @@ def ab(project: Project, *words: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
+@pytest.mark.alone
 def test_a_build_that_is_slower_is_found_in_one_session_and_both_runs_can_be_shown(project: Project) -> None:
     old = build(project, "old", **_SPEED)
     new = build(project, "new", token_seconds=0.0222, first_seconds=0.2, version="5000 (newer)")

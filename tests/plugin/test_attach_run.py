@@ -182,7 +182,7 @@ def llama_server(model: Path, folder: Path) -> Iterator[tuple[str, subprocess.Po
             server.wait(30)
 
 
-@pytest.mark.real_server
+@pytest.mark.alone
 def test_the_real_llama_cpp_server_is_measured_and_lives_on(
     model: Path, project: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

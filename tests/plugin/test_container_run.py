@@ -88,7 +88,7 @@ def test_a_good_run(project: Project, docker: Docker) -> None:
     assert docker.containers() == []
 
 
-@pytest.mark.real_server
+@pytest.mark.alone
 def test_the_real_embedded_server_in_a_container(
     project: Project, docker: Docker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

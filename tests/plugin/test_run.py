@@ -96,6 +96,7 @@ def test_gibberish_fails_even_where_the_known_answers_are_right(project: Project
     assert "no speed verdict" in result.stdout.str()
 
 
+@pytest.mark.alone
 def test_promote_then_compare_and_a_slower_engine_is_regressed(project: Project) -> None:
     args = ("--moegpu-starts=5", "--moegpu-max-starts=5", "--moegpu-level=2", "-k", "output or decode")
     # All speeds, because a baseline is made only of a run whose every speed is valid.

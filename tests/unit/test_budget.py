@@ -250,7 +250,9 @@ def test_more_of_anything_never_takes_less(context: int, slots: int, layers: int
     total = llama_budget(LARGE, base, NOTHING).total
     assert llama_budget(LARGE, replace(base, context=context + 256), NOTHING).total >= total
     assert llama_budget(LARGE, replace(base, slots=slots + 1), NOTHING).total >= total
-    assert llama_budget(LARGE, replace(base, gpu_layers=layers + 1), NOTHING).total >= total
+    if layers != LARGE.layers:
+        # With the last layer on the GPU the copies of what was in host memory are no longer needed.
+        assert llama_budget(LARGE, replace(base, gpu_layers=layers + 1), NOTHING).total >= total
     assert llama_budget(LARGE, replace(base, cpu_expert_layers=held + 1), NOTHING).total <= total
 
 
